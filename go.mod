@@ -1,0 +1,10 @@
+module github.com/moby/ipvs
+
+go 1.24
+
+require (
+	github.com/sirupsen/logrus v1.9.3
+	github.com/vishvananda/netlink v1.3.1
+	github.com/vishvananda/netns v0.0.5
+	golang.org/x/sys v0.30.0
+)

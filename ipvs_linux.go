@@ -1,0 +1,433 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotSupported says that the running kernel has no IPVS, and that it could
+	// not be loaded either.
+	ErrNotSupported = errors.New("ipvs: the kernel has no IPVS: load the ip_vs module (modprobe ip_vs), or run a kernel built with CONFIG_IP_VS")
+
+	// ErrClosed says that the handle is closed, or was while the call was under
+	// way: then it is not known what the kernel did. It matches net.ErrClosed too.
+	ErrClosed = fmt.Errorf("ipvs: the handle is closed: %w", net.ErrClosed)
+)
+
+// Service is a virtual service: what clients connect to.
+//
+// (AddressFamily, Protocol, Address, Port) identify it, or (AddressFamily,
+// FWMark) where FWMark is not 0. That is enough for every call but NewService
+// and UpdateService. To change a service, read it, change the fields and give
+// it to UpdateService: whatever else the kernel knows of it stays as it is.
+type Service struct {
+	// Address is the virtual IP address; an IPv4 one may have 4 or 16 bytes. It
+	// comes back with 4 or 16 bytes, and nil for a firewall-mark service
+	// (IPVS_SVC_ATTR_ADDR).
+	Address net.IP
+
+	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP
+	// (IPVS_SVC_ATTR_PROTOCOL).
+	Protocol uint16
+
+	// Port is in host byte order. Port 0 stands for every port that no other
+	// service has; it needs persistence (IPVS_SVC_ATTR_PORT).
+	Port uint16
+
+	// FWMark, if not 0, makes this the service of all packets that carry this
+	// firewall mark (IPVS_SVC_ATTR_FWMARK).
+	FWMark uint32
+
+	// SchedName is the scheduler, such as RoundRobin, of at most 15 bytes
+	// (IPVS_SVC_ATTR_SCHED_NAME).
+	SchedName string
+
+	// Flags are the service's flags (IP_VS_SVC_F_*). They replace those that the
+	// kernel has (IPVS_SVC_ATTR_FLAGS with all bits in its mask), but for 0x2,
+	// "hashed", which is the kernel's own: it is always set in what comes back, and
+	// never sent.
+	Flags uint32
+
+	// Timeout of the persistence, in seconds; it counts with the flag for
+	// persistence only (IPVS_SVC_ATTR_TIMEOUT). The kernel multiplies it by its
+	// ticks a second without a check: above some 4 million it may wrap.
+	Timeout uint32
+
+	// Netmask groups clients for persistence (IPVS_SVC_ATTR_NETMASK). For IPv4 it is
+	// the mask's four bytes as they lie in memory, 0xFFFFFFFF for one client each;
+	// for IPv6 a prefix length, where 128 is sent for 0.
+	Netmask uint32
+
+	// AddressFamily is unix.AF_INET or AF_INET6. 0 takes it from Address; a
+	// firewall-mark service must name it (IPVS_SVC_ATTR_AF).
+	AddressFamily uint16
+
+	// PEName is the persistence engine, such as "sip", of at most 15 bytes; ""
+	// for none (IPVS_SVC_ATTR_PE_NAME).
+	PEName string
+
+	// Stats are the counters; they are read only (IPVS_SVC_ATTR_STATS).
+	Stats SvcStats
+
+	// Stats64 are the same counters in 64 bits (IPVS_SVC_ATTR_STATS64).
+	Stats64 Stats64
+}
+
+// SvcStats are the counters of a service, as the kernel gives them in 32 bits:
+// they wrap. Stats64 has them without.
+type SvcStats struct {
+	Connections uint32 // connections scheduled (IPVS_STATS_ATTR_CONNS)
+	PacketsIn   uint32 // from clients (IPVS_STATS_ATTR_INPKTS)
+	PacketsOut  uint32 // to clients, where they pass the director (IPVS_STATS_ATTR_OUTPKTS)
+	BytesIn     uint64 // IPVS_STATS_ATTR_INBYTES
+	BytesOut    uint64 // IPVS_STATS_ATTR_OUTBYTES
+	CPS         uint32 // current connections a second (IPVS_STATS_ATTR_CPS)
+	BPSOut      uint32 // current bytes a second out (IPVS_STATS_ATTR_OUTBPS)
+	PPSIn       uint32 // current packets a second in (IPVS_STATS_ATTR_INPPS)
+	PPSOut      uint32 // current packets a second out (IPVS_STATS_ATTR_OUTPPS)
+	BPSIn       uint32 // current bytes a second in (IPVS_STATS_ATTR_INBPS)
+}
+
+// Stats64 are the counters of a service or a destination in 64 bits. Where the
+// kernel has no 64-bit ones (before 4.1) they are the 32-bit ones.
+type Stats64 struct {
+	Connections uint64
+	PacketsIn   uint64
+	PacketsOut  uint64
+	BytesIn     uint64
+	BytesOut    uint64
+	CPS         uint64
+	BPSOut      uint64
+	PPSIn       uint64
+	PPSOut      uint64
+	BPSIn       uint64
+}
+
+// Destination is a real server of a service. (AddressFamily, Address, Port)
+// identify it in its service.
+type Destination struct {
+	// Address is the real server's IP address; an IPv4 one may have 4 or 16 bytes
+	// (IPVS_DEST_ATTR_ADDR).
+	Address net.IP
+
+	// Port is in host byte order (IPVS_DEST_ATTR_PORT).
+	Port uint16
+
+	// Weight is the real server's share for schedulers that weigh, 0 to 2^31-1. With
+	// 0 it gets no new connections (IPVS_DEST_ATTR_WEIGHT).
+	Weight int
+
+	// ConnectionFlags is the forwarding method, such as ConnectionFlagMasq. Only the
+	// bits of ConnectionFlagFwdMask are sent (IPVS_DEST_ATTR_FWD_METHOD).
+	ConnectionFlags uint32
+
+	// AddressFamily is unix.AF_INET or AF_INET6; 0 takes it from Address. It may
+	// differ from the service's with ConnectionFlagTunnel (IPVS_DEST_ATTR_ADDR_FAMILY).
+	AddressFamily uint16
+
+	// UpperThreshold is the number of connections above which the real server gets
+	// no new ones, LowerThreshold the one below which it gets some again; 0 for
+	// none (IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH).
+	UpperThreshold uint32
+	LowerThreshold uint32
+
+	// ActiveConnections and InactiveConnections are the numbers of connections at
+	// the moment; they are read only (IPVS_DEST_ATTR_ACTIVE_CONNS,
+	// IPVS_DEST_ATTR_INACT_CONNS).
+	ActiveConnections   int
+	InactiveConnections int
+
+	// Stats are the counters; they are read only (IPVS_DEST_ATTR_STATS).
+	Stats DstStats
+
+	// PersistentConnections is the number of persistence entries at the moment; it
+	// is read only (IPVS_DEST_ATTR_PERSIST_CONNS).
+	PersistentConnections int
+
+	// TunnelType, TunnelPort (in host byte order) and TunnelFlags say how
+	// ConnectionFlagTunnel wraps the packets; kernels before 5.3 know IPIP only, 0
+	// (IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_TUN_PORT, IPVS_DEST_ATTR_TUN_FLAGS).
+	TunnelType  uint8
+	TunnelPort  uint16
+	TunnelFlags uint16
+
+	// Stats64 are the same counters as Stats, in 64 bits (IPVS_DEST_ATTR_STATS64).
+	Stats64 Stats64
+}
+
+// DstStats are the counters of a destination.
+type DstStats SvcStats
+
+// Config has the timeouts of connections in the handle's network namespace, in
+// whole seconds.
+type Config struct {
+	TimeoutTCP    time.Duration // idle TCP connections (IPVS_CMD_ATTR_TIMEOUT_TCP)
+	TimeoutTCPFin time.Duration // TCP connections after a FIN (IPVS_CMD_ATTR_TIMEOUT_TCP_FIN)
+	TimeoutUDP    time.Duration // idle UDP "connections" (IPVS_CMD_ATTR_TIMEOUT_UDP)
+}
+
+// Handle programs the IPVS table of one network namespace. It is safe for
+// concurrent use; calls on one handle are worked off one at a time.
+//
+// Every call waits for the kernel a bounded time, see SetTimeout, and ends then
+// with an error that matches os.ErrDeadlineExceeded. The handle stays usable.
+type Handle struct {
+	timeout atomic.Int64 // a time.Duration
+	closed  atomic.Bool
+
+	mu      sync.Mutex // held during a call; guards what follows
+	socket  *socket
+	family  uint16 // family id of IPVS
+	seq     uint32 // last sequence number
+	request []byte // memory of the request under way
+}
+
+// New opens a handle for a network namespace: that of the calling thread for
+// "", else the one at path, such as /proc/PID/ns/net or /run/netns/NAME.
+//
+// If the kernel has no IPVS, New tries to load it: newer kernels (6.1) do so by
+// themselves, for older ones it runs modprobe if the process may load modules.
+// If that does not help the error is ErrNotSupported.
+func New(path string) (*Handle, error) {
+	if path == "" {
+		return newHandle(openSocket())
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: opening network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	i, err := NewAt(ns)
+	if err != nil {
+		return nil, fmt.Errorf("%w (network namespace %s)", err, path)
+	}
+	return i, nil
+}
+
+// NewAt is New for an open network namespace, which stays the caller's to close.
+func NewAt(ns netns.NsHandle) (*Handle, error) {
+	return newHandle(openSocketAt(ns))
+}
+
+func newHandle(s *socket, err error) (*Handle, error) {
+	if err != nil {
+		return nil, err
+	}
+	i := &Handle{socket: s}
+	i.timeout.Store(int64(defaultTimeout))
+	if err := i.setup(s); err != nil {
+		i.Close()
+		return nil, err
+	}
+	return i, nil
+}
+
+// Close releases the handle. It may be called at any time and more than once.
+// Calls under way and later ones end with ErrClosed.
+func (i *Handle) Close() {
+	if i == nil || i.socket == nil || i.closed.Swap(true) {
+		return
+	}
+	i.socket.close()
+}
+
+// SetTimeout sets how long a call may wait for the kernel's reply, 3 s at
+// first. A long answer may take that time for each of its parts.
+func (i *Handle) SetTimeout(d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("ipvs: a time-out of %v is not positive", d)
+	}
+	i.timeout.Store(int64(d))
+	return nil
+}
+
+func (i *Handle) receiveTimeout() time.Duration { return time.Duration(i.timeout.Load()) }
+
+// NewService adds a virtual service (IPVS_CMD_NEW_SERVICE). The kernel refuses
+// with EEXIST if it has it already, and with ENOENT if it has no such scheduler
+// or persistence engine.
+func (i *Handle) NewService(s *Service) error {
+	return i.changeService(cmdNewService, s)
+}
+
+// IsServicePresent tells whether the kernel has the service. It answers false
+// too when the kernel could not be asked: to tell absent from failed, call
+// GetService and look whether errors.Is(err, syscall.ESRCH).
+func (i *Handle) IsServicePresent(s *Service) bool {
+	_, err := i.GetService(s)
+	return err == nil
+}
+
+// UpdateService sets what can be set of a service that is there
+// (IPVS_CMD_SET_SERVICE). The kernel refuses with ESRCH if there is none. Its
+// connections and destinations stay.
+func (i *Handle) UpdateService(s *Service) error {
+	return i.changeService(cmdSetService, s)
+}
+
+// DelService removes a service with its destinations (IPVS_CMD_DEL_SERVICE). The
+// kernel refuses with ESRCH if there is none.
+func (i *Handle) DelService(s *Service) error {
+	return i.changeService(cmdDelService, s)
+}
+
+// Flush removes all services of the network namespace (IPVS_CMD_FLUSH).
+func (i *Handle) Flush() error {
+	return i.change(cmdFlush, nil)
+}
+
+// NewDestination adds a real server to a service (IPVS_CMD_NEW_DEST). The kernel
+// refuses with ESRCH if there is no such service, with EEXIST if it has the
+// destination already, and with ERANGE for a lower threshold above the upper.
+func (i *Handle) NewDestination(s *Service, d *Destination) error {
+	return i.changeDestination(cmdNewDest, s, d)
+}
+
+// UpdateDestination sets what can be set of a service's real server
+// (IPVS_CMD_SET_DEST). The kernel refuses with ESRCH if there is no such
+// service, and with ENOENT if it has no such destination.
+func (i *Handle) UpdateDestination(s *Service, d *Destination) error {
+	return i.changeDestination(cmdSetDest, s, d)
+}
+
+// DelDestination removes a real server from a service (IPVS_CMD_DEL_DEST). The
+// kernel refuses with ESRCH if there is no such service, and with ENOENT if it
+// has no such destination.
+func (i *Handle) DelDestination(s *Service, d *Destination) error {
+	return i.changeDestination(cmdDelDest, s, d)
+}
+
+// GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
+//
+// The kernel does not promise a snapshot: if services are added or deleted at
+// the same time, one that was there throughout can be missing. None comes twice.
+func (i *Handle) GetServices() ([]*Service, error) {
+	var services serviceList
+	err := i.dump(cmdGetService, nil, services.reset, services.parse)
+	if err != nil {
+		return nil, err
+	}
+	return services.items, nil
+}
+
+// GetDestinations returns the real servers of a service (IPVS_CMD_GET_DEST). It
+// returns none if there is no such service: the kernel does not tell that apart.
+//
+// As with GetServices, it is not a snapshot.
+func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
+	var destinations destinationList
+	err := i.dump(cmdGetDest, identity(s), destinations.reset, destinations.parse)
+	if err != nil {
+		return nil, err
+	}
+	return destinations.items, nil
+}
+
+// GetService returns one service as the kernel has it (IPVS_CMD_GET_SERVICE). The
+// kernel refuses with ESRCH if there is none.
+func (i *Handle) GetService(s *Service) (*Service, error) {
+	var services serviceList
+	err := i.call(cmdGetService, 0, identity(s), services.parse)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(services.items); n != 1 {
+		return nil, fmt.Errorf("Expected only one service obtained=%d", n) //nolint:staticcheck // callers know this text
+	}
+	return services.items[0], nil
+}
+
+// GetConfig returns the timeouts of connections (IPVS_CMD_GET_CONFIG).
+func (i *Handle) GetConfig() (*Config, error) {
+	var c Config
+	err := i.call(cmdGetConfig, 0, nil, func(_ int, body []byte) (err error) {
+		c, err = parseConfig(body)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &c, nil
+}
+
+// SetConfig sets the timeouts of connections (IPVS_CMD_SET_CONFIG). One that is 0
+// stays as it is; fractions of a second are cut. Less than a second, a negative
+// one, and more than 2^31-1 seconds are errors. The kernel refuses with EINVAL
+// what its clock ticks cannot count, from some weeks up.
+func (i *Handle) SetConfig(c *Config) error {
+	return i.change(cmdSetConfig, func(b []byte) ([]byte, error) { return fillConfig(b, c) })
+}
+
+// changeService sends a command on a service and waits for the acknowledgement.
+func (i *Handle) changeService(cmd uint8, s *Service) error {
+	return i.change(cmd, func(b []byte) ([]byte, error) {
+		return fillService(b, s, cmd != cmdDelService)
+	})
+}
+
+// changeDestination sends a command on a destination and waits for the acknowledgement.
+func (i *Handle) changeDestination(cmd uint8, s *Service, d *Destination) error {
+	return i.change(cmd, func(b []byte) ([]byte, error) {
+		b, err := fillService(b, s, false)
+		if err != nil {
+			return b, err
+		}
+		return fillDestination(b, d, cmd != cmdDelDest)
+	})
+}
+
+// change sends a command and waits for the acknowledgement.
+func (i *Handle) change(cmd uint8, fill filler) error {
+	return i.call(cmd, unix.NLM_F_ACK, fill, nil)
+}
+
+// dump sends a request that has any number of messages as its answer. If the
+// kernel calls the answer inconsistent, or a part was larger than the buffer, it
+// is asked again, a few times, after reset.
+func (i *Handle) dump(cmd uint8, fill filler, reset func(), parse parser) (err error) {
+	for range dumpAttempts {
+		reset()
+		err = i.call(cmd, unix.NLM_F_DUMP, fill, parse)
+		if err != errInterrupted && err != errTruncated {
+			return err
+		}
+	}
+	return err
+}
+
+// filler appends the attributes of a request to b.
+type filler func(b []byte) ([]byte, error)
+
+// parser takes the body of a message; part counts the datagrams of the answer.
+type parser func(part int, body []byte) error
+
+// identity fills in what identifies a service.
+func identity(s *Service) filler {
+	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
+}
+
+// call makes a request, sends it and has its answer parsed.
+func (i *Handle) call(cmd uint8, flags uint16, fill filler, parse parser) error {
+	if i == nil || i.socket == nil {
+		return ErrClosed
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	msg := newGenlRequest(i.request[:0], i.family, cmd, genlVersion, flags)
+	if fill != nil {
+		var err error
+		if msg, err = fill(msg); err != nil {
+			return err
+		}
+	}
+	i.request = msg // grown, maybe
+	return i.execute(i.socket, msg, parse)
+}
