@@ -1,0 +1,25 @@
+# The commands of the project; `make help` lists them. The scripts say more.
+# KERNEL chooses the kernel of the virtual machine: 5.10, 6.1, 6.12 or 7.2.
+
+.PHONY: help demo test test-kernels test-arch lint fmt
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+
+demo: ## real connections through real services, on a real kernel
+	testdata/scripts/demo
+
+test: ## unit tests here, kernel tests here or in a VM
+	testdata/scripts/test
+
+test-kernels: ## kernel tests on each of the four kernels
+	testdata/scripts/test-kernels
+
+test-arch: ## unit tests as 386, arm64 and s390x code
+	testdata/scripts/test-arch
+
+lint: ## format, vet, staticcheck
+	testdata/scripts/lint
+
+fmt: ## format all Go code
+	gofmt -w .
