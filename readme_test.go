@@ -3,19 +3,22 @@
 package ipvs
 
 import (
-	"os"
+	_ "embed"
 	"strings"
 	"testing"
 )
 
+var (
+	//go:embed README.md
+	readme string
+	//go:embed example_test.go
+	examples string
+)
+
 // Every Go block of the README stands in a file of examples, so it compiles.
 func TestReadmeCompiles(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	must(t, err)
-	examples, err := os.ReadFile("example_test.go")
-	must(t, err)
 	plain := func(s string) string { return strings.Join(strings.Fields(s), " ") }
-	blocks := strings.Split(string(readme), "```go\n")[1:]
+	blocks := strings.Split(readme, "```go\n")[1:]
 	if len(blocks) == 0 {
 		t.Fatal("README.md has no Go code")
 	}
@@ -24,7 +27,7 @@ func TestReadmeCompiles(t *testing.T) {
 		if !closed {
 			t.Fatalf("block %d does not end", n+1)
 		}
-		if !strings.Contains(plain(string(examples)), plain(block)) {
+		if !strings.Contains(plain(examples), plain(block)) {
 			t.Errorf("block %d is in no example:\n%s", n+1, block)
 		}
 	}
