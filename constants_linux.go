@@ -93,6 +93,26 @@ const (
 	statsAttrPad
 )
 
+// Attributes of a synchronisation daemon, IPVS_DAEMON_ATTR_*.
+const (
+	daemonAttrUnspec uint16 = iota
+	daemonAttrState
+	daemonAttrInterface
+	daemonAttrSyncID
+	daemonAttrSyncMaxLen
+	daemonAttrGroup
+	daemonAttrGroup6
+	daemonAttrPort
+	daemonAttrTTL
+)
+
+// Attributes of the kernel's IPVS as a whole, IPVS_INFO_ATTR_*.
+const (
+	infoAttrUnspec uint16 = iota
+	infoAttrVersion
+	infoAttrConnectionTableSize
+)
+
 // Lengths that the kernel gives its strings, the closing NUL included.
 const (
 	schedNameMaxLen = 16 // IP_VS_SCHEDNAME_MAXLEN

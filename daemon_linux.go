@@ -1,0 +1,183 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// DaemonState says which of the two synchronisation daemons is meant.
+type DaemonState uint32
+
+const (
+	// DaemonMaster sends the connections of this host (IP_VS_STATE_MASTER).
+	DaemonMaster DaemonState = 1
+
+	// DaemonBackup takes those of another (IP_VS_STATE_BACKUP).
+	DaemonBackup DaemonState = 2
+)
+
+// String returns the state in ipvsadm's words, "master" or "backup".
+func (s DaemonState) String() string {
+	switch s {
+	case DaemonMaster:
+		return "master"
+	case DaemonBackup:
+		return "backup"
+	}
+	return fmt.Sprintf("state %d", uint32(s))
+}
+
+// Daemon is a connection synchronisation daemon: a thread of the kernel that
+// sends connections to other directors over multicast, or takes them, so that
+// one can go on where another stopped. A network namespace can have one of each
+// state.
+type Daemon struct {
+	// State says which one it is (IPVS_DAEMON_ATTR_STATE).
+	State DaemonState
+
+	// MulticastInterface is the network interface, of at most 15 bytes
+	// (IPVS_DAEMON_ATTR_MCAST_IFN).
+	MulticastInterface string
+
+	// SyncID tells groups of directors apart, 0 to 255; a backup with 0 takes the
+	// connections of all (IPVS_DAEMON_ATTR_SYNC_ID).
+	SyncID uint32
+
+	// SyncMaxLen is the largest message in bytes; 0 fits the interface's MTU
+	// (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
+	SyncMaxLen uint16
+
+	// MulticastGroup is the group to send to, IPv4 or IPv6; nil for 224.0.0.81
+	// (IPVS_DAEMON_ATTR_MCAST_GROUP, IPVS_DAEMON_ATTR_MCAST_GROUP6).
+	MulticastGroup net.IP
+
+	// MulticastPort is the UDP port, in host byte order; 0 for 8848
+	// (IPVS_DAEMON_ATTR_MCAST_PORT).
+	MulticastPort uint16
+
+	// MulticastTTL is how many hops messages go; 0 for 1 (IPVS_DAEMON_ATTR_MCAST_TTL).
+	MulticastTTL uint8
+}
+
+const (
+	interfaceNameMaxLen = 16  // IP_VS_IFNAME_MAXLEN
+	maxSyncID           = 255 // as wide as it is in the messages
+)
+
+// NewDaemon starts a synchronisation daemon (IPVS_CMD_NEW_DAEMON). The kernel
+// refuses with EEXIST if one of that state runs, with ENODEV if there is no such
+// interface, and with EINVAL if there are destinations of another address family
+// than their service: the messages have no room for them.
+func (i *Handle) NewDaemon(d *Daemon) error {
+	return i.change(cmdNewDaemon, func(b []byte) ([]byte, error) { return fillDaemon(b, d) })
+}
+
+// DelDaemon stops the synchronisation daemon of that state (IPVS_CMD_DEL_DAEMON).
+// The kernel refuses with ESRCH if none runs.
+func (i *Handle) DelDaemon(state DaemonState) error {
+	return i.change(cmdDelDaemon, func(b []byte) ([]byte, error) {
+		b, nest := openNest(b, cmdAttrDaemon)
+		b = appendUint32(b, daemonAttrState, uint32(state))
+		closeNest(b, nest)
+		return b, nil
+	})
+}
+
+// GetDaemons returns the synchronisation daemons that run: none, one or two
+// (IPVS_CMD_GET_DAEMON).
+func (i *Handle) GetDaemons() ([]*Daemon, error) {
+	var daemons []*Daemon
+	err := i.dump(cmdGetDaemon, nil, func() { daemons = nil }, func(_ int, body []byte) error {
+		d, err := parseDaemon(body)
+		daemons = append(daemons, d)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return daemons, nil
+}
+
+func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
+	if d == nil {
+		return b, errors.New("ipvs: the daemon is nil")
+	}
+	if d.State != DaemonMaster && d.State != DaemonBackup {
+		return b, fmt.Errorf("ipvs: daemon state %d is neither master nor backup", uint32(d.State))
+	}
+	if d.MulticastInterface == "" {
+		return b, errors.New("ipvs: the daemon has no multicast interface")
+	}
+	if err := checkName("multicast interface", d.MulticastInterface, interfaceNameMaxLen); err != nil {
+		return b, err
+	}
+	if d.SyncID > maxSyncID {
+		return b, fmt.Errorf("ipvs: sync id %d is above %d", d.SyncID, maxSyncID)
+	}
+	b, nest := openNest(b, cmdAttrDaemon)
+	b = appendUint32(b, daemonAttrState, uint32(d.State))
+	b = appendString(b, daemonAttrInterface, d.MulticastInterface)
+	b = appendUint32(b, daemonAttrSyncID, d.SyncID)
+	// What is 0 is the kernel's to choose.
+	if d.SyncMaxLen != 0 {
+		b = appendUint16(b, daemonAttrSyncMaxLen, d.SyncMaxLen)
+	}
+	if len(d.MulticastGroup) != 0 {
+		family, address, err := familyOf(0, d.MulticastGroup, "multicast group")
+		if err != nil {
+			return b, err
+		}
+		attr := daemonAttrGroup
+		if family == unix.AF_INET6 {
+			attr = daemonAttrGroup6
+		}
+		b = appendBytes(b, attr, address)
+	}
+	if d.MulticastPort != 0 {
+		b = appendUint16(b, daemonAttrPort, d.MulticastPort) // of all ports the one in host byte order
+	}
+	if d.MulticastTTL != 0 {
+		b = appendUint8(b, daemonAttrTTL, d.MulticastTTL)
+	}
+	closeNest(b, nest)
+	return b, nil
+}
+
+func parseDaemon(body []byte) (*Daemon, error) {
+	attrs, err := nested(body, cmdAttrDaemon)
+	if err != nil {
+		return nil, err
+	}
+	if attrs == nil {
+		return nil, missing("daemon")
+	}
+	d := new(Daemon)
+	var memory addresses
+	a := attributes{rest: attrs}
+	for a.next() {
+		switch a.typ {
+		case daemonAttrState:
+			d.State = DaemonState(a.uint32())
+		case daemonAttrInterface:
+			d.MulticastInterface = string(a.text())
+		case daemonAttrSyncID:
+			d.SyncID = a.uint32()
+		case daemonAttrSyncMaxLen:
+			d.SyncMaxLen = a.uint16()
+		case daemonAttrGroup:
+			d.MulticastGroup, err = memory.take(unix.AF_INET, a.value)
+			a.nest(err)
+		case daemonAttrGroup6:
+			d.MulticastGroup, err = memory.take(unix.AF_INET6, a.value)
+			a.nest(err)
+		case daemonAttrPort:
+			d.MulticastPort = a.uint16()
+		case daemonAttrTTL:
+			d.MulticastTTL = a.uint8()
+		}
+	}
+	return d, a.err
+}
