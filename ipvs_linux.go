@@ -188,6 +188,10 @@ type Handle struct {
 	family  uint16 // family id of IPVS
 	seq     uint32 // last sequence number
 	request []byte // memory of the request under way
+
+	bulk        atomic.Pointer[socket] // reads with large buffers; nil until it pays
+	bulkRefused bool                   // it could not be opened
+	bulkWanted  bool                   // the last list of services was long
 }
 
 // New opens a handle for a network namespace: that of the calling thread for
@@ -237,6 +241,9 @@ func (i *Handle) Close() {
 		return
 	}
 	i.socket.close()
+	if bulk := i.bulk.Load(); bulk != nil {
+		bulk.close()
+	}
 }
 
 // SetTimeout sets how long a call may wait for the kernel's reply, 3 s at
@@ -315,6 +322,7 @@ func (i *Handle) GetServices() ([]*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	i.noteServices(len(services.items))
 	return services.items, nil
 }
 
@@ -429,5 +437,44 @@ func (i *Handle) call(cmd uint8, flags uint16, fill filler, parse parser) error 
 		}
 	}
 	i.request = msg // grown, maybe
-	return i.execute(i.socket, msg, parse)
+	s := i.socket
+	if cmd == cmdGetService && flags == unix.NLM_F_DUMP {
+		s = i.socketForServices()
+	}
+	return i.execute(s, msg, parse)
+}
+
+// manyServices is the number of services from which on their list is read with
+// large buffers.
+const manyServices = 100
+
+// noteServices notes how many services there are.
+func (i *Handle) noteServices(n int) {
+	i.mu.Lock()
+	i.bulkWanted = n > manyServices
+	i.mu.Unlock()
+}
+
+// socketForServices returns the socket to list the services with. The kernel
+// makes the parts of a dump as large as the largest buffer a socket ever read
+// with, and clears them first. Large parts make a long list cheap, and the many
+// short lists of destinations dear: each has a socket of its own.
+func (i *Handle) socketForServices() *socket {
+	if bulk := i.bulk.Load(); bulk != nil {
+		return bulk
+	}
+	if !i.bulkWanted || i.bulkRefused {
+		return i.socket
+	}
+	bulk, err := openSocketLike(i.socket)
+	if err != nil {
+		i.bulkRefused = true // it is cheaper with, but goes without
+		return i.socket
+	}
+	bulk.in = make([]byte, largeBuffer)
+	i.bulk.Store(bulk)
+	if i.closed.Load() { // Close may have looked before
+		bulk.close()
+	}
+	return bulk
 }

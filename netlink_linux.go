@@ -57,6 +57,7 @@ func newGenlRequest(b []byte, family uint16, cmd uint8, version uint8, flags uin
 
 func setLength(msg []byte)                { native.PutUint32(msg, uint32(len(msg))) }
 func setFamily(msg []byte, family uint16) { native.PutUint16(msg[4:], family) }
+func setFlags(msg []byte, flags uint16)   { native.PutUint16(msg[6:], flags) }
 func setSequence(msg []byte, seq uint32)  { native.PutUint32(msg[8:], seq) }
 
 // message is one netlink message, cut out of a datagram.
@@ -99,6 +100,25 @@ func (m *message) errno() (kernel error, malformed error) {
 	default:
 		return nil, fmt.Errorf("ipvs: malformed reply: error number %d", n)
 	}
+}
+
+// errorText returns the kernel's words in an NLMSG_ERROR message, "" if there are none.
+func (m *message) errorText() string {
+	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
+		return ""
+	}
+	// Behind the error number the request is echoed, its payload too if not capped.
+	skip := 4 + msgHdrLen
+	if m.flags&unix.NLM_F_CAPPED == 0 && len(m.body) >= skip {
+		skip = 4 + align(int(min(native.Uint32(m.body[4:]), uint32(len(m.body)))))
+	}
+	a := attributes{rest: m.body[min(skip, len(m.body)):]}
+	for a.next() {
+		if a.typ == unix.NLMSGERR_ATTR_MSG {
+			return string(a.text())
+		}
+	}
+	return ""
 }
 
 // errInterrupted says that the table changed during a dump in a way that the

@@ -125,6 +125,14 @@ func recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr, err error) {
 
 func (s *socket) close() { s.file.Close() }
 
+// receiveQueue returns the size of the receive queue in bytes.
+func (s *socket) receiveQueue() (size int) {
+	s.raw.Control(func(fd uintptr) {
+		size, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+	})
+	return size
+}
+
 // send sends b, one or more whole requests, as one datagram.
 func (s *socket) send(b []byte) error {
 	s.out, s.wait = b, false
@@ -244,4 +252,30 @@ func openSocketThere(ns netns.NsHandle) (_ *socket, restored bool, err error) {
 	}
 	s, err := openSocket()
 	return s, netns.Set(home) == nil, err
+}
+
+// openSocketLike opens another socket in the network namespace of s. From a
+// thread that is there already it needs no privilege.
+func openSocketLike(s *socket) (like *socket, err error) {
+	ns := netns.None()
+	if controlErr := s.raw.Control(func(fd uintptr) {
+		var n int
+		n, err = unix.IoctlRetInt(int(fd), unix.SIOCGSKNS)
+		ns = netns.NsHandle(n)
+	}); controlErr != nil {
+		return nil, controlErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if here, err := netns.Get(); err == nil {
+		defer here.Close()
+		if here.Equal(ns) {
+			return openSocket()
+		}
+	}
+	return openSocketAt(ns)
 }

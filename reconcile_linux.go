@@ -1,0 +1,287 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Reconciler brings the kernel's table to a wanted one, again and again. Its zero
+// value with a Handle is ready. It is safe for concurrent use.
+//
+// It needs no memory of before: a new process goes on where the old one stopped.
+type Reconciler struct {
+	// Handle is the table to work on.
+	Handle *Handle
+
+	// Owned tells which services are the caller's; nil: all. Others are never
+	// touched, and may not be wanted.
+	Owned func(*Service) bool
+
+	// Drain is how long a destination that is no longer wanted may finish its
+	// connections. It gets weight 0, and a later call deletes it once it has no
+	// connection, active or inactive, or its time is up. A service that is no longer
+	// wanted stays meanwhile, and goes with the last of its destinations. With 0 all
+	// goes at once.
+	//
+	// With weight 0 the kernel sends no new clients; one that is bound by persistence
+	// comes back, unless the sysctl net.ipv4.vs.expire_quiescent_template is 1.
+	Drain time.Duration
+
+	mu     sync.Mutex
+	drains map[drainKey]time.Time // since when each drains
+	now    func() time.Time       // for tests; nil: time.Now
+}
+
+type drainKey struct {
+	service     serviceKey
+	destination destinationKey
+}
+
+// Changes says what Reconcile did.
+type Changes struct {
+	ServicesAdded       int
+	ServicesUpdated     int
+	ServicesDeleted     int
+	DestinationsAdded   int
+	DestinationsUpdated int // those that began to drain, too
+	DestinationsDeleted int // not those that went with their service
+
+	// Draining is the number of destinations that still finish their connections.
+	Draining int
+
+	// Again is when to call again because of them, at the latest; 0 if none drains.
+	Again time.Duration
+}
+
+// Total returns the number of changes that were made.
+func (c Changes) Total() int {
+	return c.ServicesAdded + c.ServicesUpdated + c.ServicesDeleted +
+		c.DestinationsAdded + c.DestinationsUpdated + c.DestinationsDeleted
+}
+
+const (
+	// maxRounds is how often Reconcile reads and applies until nothing gets in between.
+	maxRounds = 8
+	// drainPoll is how often it makes sense to look whether connections have ended.
+	drainPoll = time.Second
+)
+
+// Plan returns what Reconcile would do now, and does nothing. Printed, it is a
+// list of ipvsadm's commands.
+func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.plan(want)
+	if err != nil {
+		return nil, err
+	}
+	return p.batch, nil
+}
+
+// Reconcile reads the table, and makes the changes that bring what is owned of it
+// to want; none if that is so already. If others change the table at the same
+// time, it reads again, a bounded number of times.
+//
+// The Changes are right with an error too: they count what was done. The error
+// is a *BatchError where changes failed.
+func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var done Changes
+	for round := 1; ; round++ {
+		p, err := r.plan(want)
+		if err != nil {
+			return done, err
+		}
+		r.drains, done.Draining, done.Again = p.drains, len(p.drains), p.again
+		if p.batch.Len() == 0 {
+			return done, nil
+		}
+		err = r.Handle.Do(p.batch)
+		var failed *BatchError
+		if err != nil && !errors.As(err, &failed) {
+			return done, err
+		}
+		done.count(p.batch, failed)
+		if failed == nil || round == maxRounds || !failed.onlyRaces() {
+			return done, err
+		}
+	}
+}
+
+// count adds the changes of a batch that did not fail.
+func (c *Changes) count(b *Batch, failed *BatchError) {
+	var errs []*OpError
+	if failed != nil {
+		errs = failed.Errors
+	}
+	for n := range b.changes {
+		if len(errs) > 0 && errs[0].Index == n {
+			errs = errs[1:]
+			continue
+		}
+		switch b.changes[n].cmd {
+		case cmdNewService:
+			c.ServicesAdded++
+		case cmdSetService:
+			c.ServicesUpdated++
+		case cmdDelService:
+			c.ServicesDeleted++
+		case cmdNewDest:
+			c.DestinationsAdded++
+		case cmdSetDest:
+			c.DestinationsUpdated++
+		case cmdDelDest:
+			c.DestinationsDeleted++
+		}
+	}
+}
+
+// onlyRaces tells whether reading again can help: whether some failures come
+// from others who changed the table, and the rest of them does not follow from
+// something else.
+func (e *BatchError) onlyRaces() bool {
+	broken := map[string]bool{} // services that could not be made for another reason
+	races := false
+	for _, op := range e.Errors {
+		switch {
+		case op.Service == nil:
+		case op.Err == syscall.ESRCH && broken[serviceName(op.Service)]:
+		case op.Err == syscall.EEXIST, op.Err == syscall.ESRCH, op.Err == syscall.ENOENT && op.Destination != nil:
+			races = true
+		case op.Destination == nil:
+			broken[serviceName(op.Service)] = true
+		}
+	}
+	return races
+}
+
+// plan is what to do, and what is left to do later.
+type plan struct {
+	batch  *Batch
+	drains map[drainKey]time.Time
+	again  time.Duration
+}
+
+// plan reads the table and compares. The caller holds r.mu.
+func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
+	if r.Handle == nil {
+		return nil, errors.New("ipvs: the reconciler has no handle")
+	}
+	owned := r.Owned
+	if owned == nil {
+		owned = func(*Service) bool { return true }
+	}
+	for n := range want {
+		if s := want[n].Service; s != nil && !owned(s) {
+			return nil, fmt.Errorf("ipvs: service %s is wanted, but not owned", serviceName(s))
+		}
+	}
+	have, err := r.Handle.getTable(owned)
+	if err != nil {
+		return nil, err
+	}
+	p := new(plan)
+	if r.Drain > 0 {
+		if want, err = r.keepDraining(p, have, want); err != nil {
+			return nil, err
+		}
+	}
+	p.batch, err = Diff(have, want)
+	return p, err
+}
+
+// keepDraining returns want with what has still to drain, at weight 0.
+func (r *Reconciler) keepDraining(p *plan, have, want []TableEntry) ([]TableEntry, error) {
+	now := time.Now
+	if r.now != nil {
+		now = r.now
+	}
+	d := drainer{plan: p, since: r.drains, limit: r.Drain, now: now()}
+	p.drains = map[drainKey]time.Time{}
+
+	position := make(map[serviceKey]int, len(want))
+	kept := append([]TableEntry(nil), want...)
+	for n := range want {
+		key, err := sentServiceKey(want[n].Service)
+		if err != nil {
+			return nil, err
+		}
+		position[key] = n
+	}
+	for n := range have {
+		key, err := sentServiceKey(have[n].Service)
+		if err != nil {
+			return nil, err
+		}
+		if at, wanted := position[key]; wanted {
+			still, err := d.still(key, have[n].Destinations, want[at].Destinations)
+			if err != nil {
+				return nil, err
+			}
+			if len(still) > 0 {
+				kept[at].Destinations = append(append([]*Destination(nil), want[at].Destinations...), still...)
+			}
+			continue
+		}
+		still, err := d.still(key, have[n].Destinations, nil)
+		if err != nil {
+			return nil, err
+		}
+		if len(still) > 0 {
+			kept = append(kept, TableEntry{have[n].Service, still})
+		}
+	}
+	return kept, nil
+}
+
+// drainer decides which destinations drain on.
+type drainer struct {
+	plan  *plan
+	since map[drainKey]time.Time // of the calls before
+	limit time.Duration
+	now   time.Time
+}
+
+// still returns those of a service's destinations that are not wanted but have
+// still to drain, with weight 0.
+func (d *drainer) still(service serviceKey, have, want []*Destination) (still []*Destination, err error) {
+	wanted := make(map[destinationKey]struct{}, len(want))
+	for _, dest := range want {
+		key, err := sentDestinationKey(dest)
+		if err != nil {
+			return nil, err
+		}
+		wanted[key] = struct{}{}
+	}
+	for _, dest := range have {
+		key, err := sentDestinationKey(dest)
+		if err != nil {
+			return nil, err
+		}
+		if contains(wanted, key) {
+			continue
+		}
+		k := drainKey{service, key}
+		since, known := d.since[k]
+		if !known {
+			since = d.now
+		}
+		left := d.limit - d.now.Sub(since)
+		// The first call only takes the weight: a connection may have come since the table was read.
+		if known && (left <= 0 || dest.ActiveConnections == 0 && dest.InactiveConnections == 0) {
+			continue
+		}
+		d.plan.drains[k] = since
+		if again := min(left, drainPoll); d.plan.again == 0 || again < d.plan.again {
+			d.plan.again = again
+		}
+		quiet := *dest
+		quiet.Weight = 0
+		still = append(still, &quiet)
+	}
+	return still, nil
+}

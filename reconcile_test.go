@@ -1,0 +1,268 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// wantedTable has services with a number of destinations each.
+func wantedTable(services, destinations int) (table []TableEntry) {
+	for n := range services {
+		e := TableEntry{Service: ipv4Service(n)}
+		for m := range destinations {
+			e.Destinations = append(e.Destinations, ipv4Destination(m))
+		}
+		table = append(table, e)
+	}
+	return table
+}
+
+// checkTable checks that the kernel's table is exactly the wanted one.
+func checkTable(t *testing.T, i *Handle, want []TableEntry) {
+	t.Helper()
+	b, err := Diff(mustGet(i.GetTable())(t), want)
+	must(t, err)
+	if b.Len() != 0 {
+		t.Errorf("the table is not as wanted, it lacks:\n%s", b)
+	}
+}
+
+func TestKernelReconcile(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	r := &Reconciler{Handle: i}
+	want := wantedTable(200, 4)
+	if plan := mustGet(r.Plan(want))(t); plan.Len() != 1000 {
+		t.Errorf("the plan has %d changes", plan.Len())
+	}
+	if out := ipvsadm(t, ns, "-Sn"); out != "" {
+		t.Fatal("Plan changed the table")
+	}
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{ServicesAdded: 200, DestinationsAdded: 800}) {
+		t.Errorf("from nothing: %+v", got)
+	}
+	checkTable(t, i, want)
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{}) {
+		t.Errorf("again: %+v", got)
+	}
+	want[7].Service.SchedName = SourceHashing
+	want[8].Destinations[0].Weight = 9
+	want[9].Destinations = append(want[9].Destinations[1:], ipv4Destination(99))
+	want = want[:199]
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{ServicesUpdated: 1, ServicesDeleted: 1, DestinationsAdded: 1, DestinationsUpdated: 1, DestinationsDeleted: 1}) {
+		t.Errorf("changed: %+v", got)
+	}
+	checkTable(t, i, want)
+	if n := strings.Count(ipvsadm(t, ns, "-Sn"), "-A "); n != 199 {
+		t.Errorf("ipvsadm shows %d services", n)
+	}
+	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{ServicesDeleted: 199}) {
+		t.Errorf("to nothing: %+v", got)
+	}
+}
+
+func TestKernelReconcileOwned(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	foreign := &Service{Address: net.IPv4(192, 0, 2, 1), Protocol: 6, Port: 1, SchedName: RoundRobin, Netmask: 0xFFFFFFFF}
+	must(t, i.NewService(foreign))
+	must(t, i.NewDestination(foreign, ipv4Destination(1)))
+	before := ipvsadm(t, ns, "-Sn")
+	r := &Reconciler{Handle: i, Owned: func(s *Service) bool { return s.Address[0] == 10 || s.Address.To4()[0] == 10 }}
+	must(t, second(r.Reconcile(wantedTable(3, 2))))
+	must(t, second(r.Reconcile(nil)))
+	if after := ipvsadm(t, ns, "-Sn"); after != before {
+		t.Errorf("before:\n%safter:\n%s", before, after)
+	}
+	if _, err := r.Reconcile([]TableEntry{{foreign, nil}}); err == nil || !strings.Contains(err.Error(), "not owned") {
+		t.Errorf("wanted but not owned: %v", err)
+	}
+}
+
+// Where a change fails for good, Reconcile says so, and makes the others.
+func TestKernelReconcileFails(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	want := wantedTable(3, 1)
+	want[1].Service.SchedName = "nosuch"
+	r := &Reconciler{Handle: i}
+	got, err := r.Reconcile(want)
+	if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), `no scheduler "nosuch"`) {
+		t.Errorf("error %v", err)
+	}
+	if got != (Changes{ServicesAdded: 2, DestinationsAdded: 2}) {
+		t.Errorf("%+v", got)
+	}
+	if _, err := new(Reconciler).Reconcile(nil); err == nil {
+		t.Error("a reconciler without handle succeeds")
+	}
+}
+
+// The states of draining, on a clock of the test's. What real connections do is
+// in the tests with traffic.
+func TestKernelReconcileDrains(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	clock := time.Unix(1000, 0)
+	newReconciler := func() *Reconciler {
+		return &Reconciler{Handle: i, Drain: time.Minute, now: func() time.Time { return clock }}
+	}
+	r := newReconciler()
+	table := func() string { return ipvsadm(t, ns, "-Sn") }
+	want := wantedTable(1, 2)
+	must(t, second(r.Reconcile(want)))
+	both := table()
+
+	fewer := wantedTable(1, 1)
+	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, Again: time.Second}) {
+		t.Errorf("begins to drain: %+v", got)
+	}
+	if quiet := strings.Replace(both, "10.1.0.1:8080 -m -w 1", "10.1.0.1:8080 -m -w 0", 1); table() != quiet {
+		t.Errorf("draining:\n%swant:\n%s", table(), quiet)
+	}
+	// A plan neither does anything nor lets time begin.
+	if plan := mustGet(newReconciler().Plan(fewer))(t); plan.Len() != 0 {
+		t.Errorf("a new process would %s", plan)
+	}
+	// Wanted again, it gets its weight back.
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{DestinationsUpdated: 1}) || table() != both {
+		t.Errorf("wanted again: %+v\n%s", got, table())
+	}
+	// Without connections it goes with a later call.
+	must(t, second(r.Reconcile(fewer)))
+	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsDeleted: 1}) {
+		t.Errorf("drained: %+v", got)
+	}
+	// A service that is not wanted stays until its destinations have gone.
+	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, Again: time.Second}) {
+		t.Errorf("service begins to drain: %+v", got)
+	}
+	// A new process finds it, and lets it drain anew.
+	r = newReconciler()
+	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{Draining: 1, Again: time.Second}) {
+		t.Errorf("new process: %+v", got)
+	}
+	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{ServicesDeleted: 1}) || table() != "" {
+		t.Errorf("service drained: %+v\n%s", got, table())
+	}
+	// A service without destinations has nothing to drain.
+	must(t, i.NewService(ipv4Service(1)))
+	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{ServicesDeleted: 1}) {
+		t.Errorf("empty service: %+v", got)
+	}
+}
+
+// The time limit, which needs connections that do not end.
+func TestDrainTimeLimit(t *testing.T) {
+	clock := time.Unix(1000, 0)
+	busy := *ipv4Destination(1)
+	busy.ActiveConnections = 1
+	r := &Reconciler{Drain: time.Minute, now: func() time.Time { return clock }}
+	have := []TableEntry{{ipv4Service(1), []*Destination{&busy}}}
+	for _, step := range []struct {
+		at    time.Duration
+		again time.Duration // 0: deleted
+	}{{0, time.Second}, {59500 * time.Millisecond, 500 * time.Millisecond}, {time.Minute, 0}} {
+		clock = time.Unix(1000, 0).Add(step.at)
+		p := new(plan)
+		kept, err := r.keepDraining(p, have, nil)
+		must(t, err)
+		r.drains = p.drains
+		if p.again != step.again || (len(kept) == 1) != (step.again > 0) {
+			t.Errorf("after %v: call again in %v, %d services kept", step.at, p.again, len(kept))
+		}
+	}
+}
+
+// Another process changes the table while it is reconciled: what is owned
+// converges, the rest stays the other's, and what is wanted and unchanged keeps
+// its destinations at every moment.
+func TestKernelReconcileRaces(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	want := wantedTable(30, 3)
+	stable := &Service{Address: net.IPv4(10, 0, 9, 9), Protocol: 6, Port: 80, SchedName: RoundRobin, Netmask: 0xFFFFFFFF}
+	want = append(want, TableEntry{stable, []*Destination{ipv4Destination(1), ipv4Destination(2)}})
+	foreign := func(n int) *Service {
+		s := ipv4Service(n)
+		s.Address = net.IPv4(192, 0, 2, byte(n))
+		return s
+	}
+	r := &Reconciler{Handle: i, Owned: func(s *Service) bool { return s.Address.To4()[0] == 10 }}
+	must(t, second(r.Reconcile(want)))
+
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	loop := func(f func(n int) error) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := f(n); err != nil {
+					t.Errorf("turn %d: %v", n, err)
+					return
+				}
+			}
+		}()
+	}
+	tolerate := func(err error, errnos ...syscall.Errno) error {
+		if errno, ok := err.(syscall.Errno); ok && slices.Contains(errnos, errno) {
+			return nil
+		}
+		return err
+	}
+	other, watcher := openIn(t, ns), openIn(t, ns)
+	loop(func(n int) error { // breaks what is owned, and makes services of its own
+		s := ipv4Service(n % 30)
+		return errors.Join(
+			tolerate(other.DelService(s), syscall.ESRCH),
+			tolerate(other.NewService(ipv4Service((n+7)%30)), syscall.EEXIST),
+			tolerate(other.NewDestination(s, ipv4Destination(50)), syscall.ESRCH, syscall.EEXIST),
+			tolerate(other.NewService(foreign(n%200)), syscall.EEXIST),
+			tolerate(other.NewDestination(foreign(n%200), ipv4Destination(1)), syscall.EEXIST))
+	})
+	loop(func(int) error {
+		dests, err := watcher.GetDestinations(stable)
+		if err == nil && len(dests) != 2 {
+			err = fmt.Errorf("the stable service has %d destinations", len(dests))
+		}
+		return err
+	})
+	rounds, races := 0, 0
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); rounds++ {
+		if _, err := r.Reconcile(want); err != nil {
+			var failed *BatchError
+			if !errors.As(err, &failed) || !failed.onlyRaces() {
+				t.Errorf("round %d: %v", rounds, err)
+			}
+			races++
+		}
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d rounds, %d of them lost the race", rounds, races)
+	must(t, second(r.Reconcile(want)))
+	owned, foreigners := []TableEntry{}, 0
+	for _, e := range mustGet(i.GetTable())(t) {
+		if r.Owned(e.Service) {
+			owned = append(owned, e)
+		} else if foreigners++; len(e.Destinations) != 1 {
+			t.Errorf("a foreign service has %d destinations", len(e.Destinations))
+		}
+	}
+	if b := mustGet(Diff(owned, want))(t); b.Len() != 0 {
+		t.Errorf("not converged:\n%s", b)
+	}
+	if foreigners == 0 {
+		t.Error("no foreign services: the test shows nothing")
+	}
+}
