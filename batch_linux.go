@@ -84,21 +84,6 @@ func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
 	b.changes = append(b.changes, change{cmd: cmd, end: len(msg)})
 }
 
-// fillChange appends what a command on a service or a destination carries.
-func fillChange(b []byte, cmd uint8, s *Service, d *Destination) ([]byte, error) {
-	switch cmd {
-	case cmdNewService, cmdSetService:
-		return fillService(b, s, true)
-	case cmdDelService:
-		return fillService(b, s, false)
-	}
-	b, err := fillService(b, s, false)
-	if err != nil {
-		return b, err
-	}
-	return fillDestination(b, d, cmd != cmdDelDest)
-}
-
 func cloneOf[T any](v *T) *T {
 	if v == nil {
 		return nil

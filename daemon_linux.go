@@ -92,6 +92,11 @@ func (i *Handle) GetDaemons() ([]*Daemon, error) {
 	var daemons []*Daemon
 	err := i.dump(cmdGetDaemon, nil, func() { daemons = nil }, func(_ int, body []byte) error {
 		d, err := parseDaemon(body)
+		for _, earlier := range daemons {
+			if err == nil && earlier.State == d.State {
+				return nil // the table changed between two parts of the answer
+			}
+		}
 		daemons = append(daemons, d)
 		return err
 	})

@@ -33,11 +33,12 @@ type fakeKernel struct {
 
 // fakeReply is what one recvmsg returns.
 type fakeReply struct {
-	data []byte
-	from uint32 // the sender's netlink port id; the kernel's is 0
-	err  error
-	// after delays the reply.
-	after time.Duration
+	data      []byte
+	from      uint32 // the sender's netlink port id; the kernel's is 0
+	truncated bool   // MSG_TRUNC
+	err       error
+	after     time.Duration // delays the reply
+	endless   bool          // it comes again and again
 }
 
 // newFake returns a handle whose kernel is fake, with the family id known.
@@ -79,9 +80,8 @@ func (k *fakeKernel) sendmsg(_ int, b []byte) error {
 			k.t.Errorf("the library sent what is not a message: %v", err)
 			return nil
 		}
-		request := append([]byte(nil), b[:len(b)-len(rest)]...)
+		request := append([]byte(nil), b[:msgHdrLen+len(m.body)]...)
 		b = rest
-		_ = m
 		k.mu.Lock()
 		k.requests = append(k.requests, request)
 		k.mu.Unlock()
@@ -104,6 +104,15 @@ func (k *fakeKernel) push(replies ...fakeReply) {
 	}
 }
 
+// end ends replies that come again and again.
+func (k *fakeKernel) end() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for n := range k.queue {
+		k.queue[n].endless = false
+	}
+}
+
 func (k *fakeKernel) recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,12 +125,14 @@ func (k *fakeKernel) recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr
 		}
 	}
 	r := k.queue[0]
-	k.queue = k.queue[1:]
+	if !r.endless {
+		k.queue = k.queue[1:]
+	}
 	if r.err != nil {
 		return 0, 0, nil, r.err
 	}
 	n = copy(b, r.data)
-	if n < len(r.data) {
+	if n < len(r.data) || r.truncated {
 		flags = unix.MSG_TRUNC
 	}
 	return n, flags, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: r.from}, nil

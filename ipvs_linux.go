@@ -262,7 +262,7 @@ func (i *Handle) receiveTimeout() time.Duration { return time.Duration(i.timeout
 // with EEXIST if it has it already, and with ENOENT if it has no such scheduler
 // or persistence engine.
 func (i *Handle) NewService(s *Service) error {
-	return i.changeService(cmdNewService, s)
+	return i.changeTable(cmdNewService, s, nil)
 }
 
 // IsServicePresent tells whether the kernel has the service. It answers false
@@ -277,13 +277,13 @@ func (i *Handle) IsServicePresent(s *Service) bool {
 // (IPVS_CMD_SET_SERVICE). The kernel refuses with ESRCH if there is none. Its
 // connections and destinations stay.
 func (i *Handle) UpdateService(s *Service) error {
-	return i.changeService(cmdSetService, s)
+	return i.changeTable(cmdSetService, s, nil)
 }
 
 // DelService removes a service with its destinations (IPVS_CMD_DEL_SERVICE). The
 // kernel refuses with ESRCH if there is none.
 func (i *Handle) DelService(s *Service) error {
-	return i.changeService(cmdDelService, s)
+	return i.changeTable(cmdDelService, s, nil)
 }
 
 // Flush removes all services of the network namespace (IPVS_CMD_FLUSH).
@@ -295,21 +295,21 @@ func (i *Handle) Flush() error {
 // refuses with ESRCH if there is no such service, with EEXIST if it has the
 // destination already, and with ERANGE for a lower threshold above the upper.
 func (i *Handle) NewDestination(s *Service, d *Destination) error {
-	return i.changeDestination(cmdNewDest, s, d)
+	return i.changeTable(cmdNewDest, s, d)
 }
 
 // UpdateDestination sets what can be set of a service's real server
 // (IPVS_CMD_SET_DEST). The kernel refuses with ESRCH if there is no such
 // service, and with ENOENT if it has no such destination.
 func (i *Handle) UpdateDestination(s *Service, d *Destination) error {
-	return i.changeDestination(cmdSetDest, s, d)
+	return i.changeTable(cmdSetDest, s, d)
 }
 
 // DelDestination removes a real server from a service (IPVS_CMD_DEL_DEST). The
 // kernel refuses with ESRCH if there is no such service, and with ENOENT if it
 // has no such destination.
 func (i *Handle) DelDestination(s *Service, d *Destination) error {
-	return i.changeDestination(cmdDelDest, s, d)
+	return i.changeTable(cmdDelDest, s, d)
 }
 
 // GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
@@ -374,22 +374,10 @@ func (i *Handle) SetConfig(c *Config) error {
 	return i.change(cmdSetConfig, func(b []byte) ([]byte, error) { return fillConfig(b, c) })
 }
 
-// changeService sends a command on a service and waits for the acknowledgement.
-func (i *Handle) changeService(cmd uint8, s *Service) error {
-	return i.change(cmd, func(b []byte) ([]byte, error) {
-		return fillService(b, s, cmd != cmdDelService)
-	})
-}
-
-// changeDestination sends a command on a destination and waits for the acknowledgement.
-func (i *Handle) changeDestination(cmd uint8, s *Service, d *Destination) error {
-	return i.change(cmd, func(b []byte) ([]byte, error) {
-		b, err := fillService(b, s, false)
-		if err != nil {
-			return b, err
-		}
-		return fillDestination(b, d, cmd != cmdDelDest)
-	})
+// changeTable sends a command on a service or a destination and waits for the
+// acknowledgement.
+func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
+	return i.change(cmd, func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) })
 }
 
 // change sends a command and waits for the acknowledgement.

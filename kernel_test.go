@@ -133,7 +133,7 @@ func ipvsadm(t *testing.T, ns netns.NsHandle, args ...string) string {
 	return string(out)
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -620,4 +620,37 @@ func firstError(errs ...error) error {
 		}
 	}
 	return nil
+}
+
+// An IPv6 service whose address maps an IPv4 one, which only others make, can be
+// read, changed and deleted, and does not keep a table from being reconciled.
+func TestKernelMappedAddress(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	make := func() {
+		ipvsadm(t, ns, "-A", "-t", "[::ffff:10.0.0.1]:80", "-s", "rr")
+		ipvsadm(t, ns, "-a", "-t", "[::ffff:10.0.0.1]:80", "-r", "[2001:db8::1]:80", "-m")
+	}
+	make()
+	table := mustGet(i.GetTable())(t)
+	if len(table) != 1 || len(table[0].Destinations) != 1 {
+		t.Fatalf("table %v", table)
+	}
+	s := table[0].Service
+	if want := "-t [::ffff:10.0.0.1]:80 -s rr"; s.String() != want {
+		t.Errorf("got %s, want %s", s, want)
+	}
+	s.SchedName = WeightedRoundRobin
+	must(t, i.UpdateService(s))
+	if got := mustGet(i.GetService(s))(t); !reflect.DeepEqual(got, s) {
+		t.Errorf("got %v", got)
+	}
+	must(t, i.DelService(s))
+	make()
+	r := &Reconciler{Handle: i}
+	if got := mustGet(r.Reconcile([]TableEntry{{Service: ipv4Service(1)}}))(t); got != (Changes{ServicesAdded: 1, ServicesDeleted: 1}) {
+		t.Errorf("%+v", got)
+	}
+	if out := ipvsadm(t, ns, "-Sn"); out != "-A -t 10.0.0.1:80 -s rr\n" {
+		t.Errorf("ipvsadm shows %s", out)
+	}
 }

@@ -176,10 +176,6 @@ func (a *answer) take(m message) (done bool, err error) {
 		return false, errInterrupted
 	}
 	switch m.typ {
-	case unix.NLMSG_NOOP:
-		return false, nil
-	case unix.NLMSG_OVERRUN:
-		return false, fmt.Errorf("ipvs: the kernel dropped replies: %w", unix.ENOBUFS)
 	case unix.NLMSG_ERROR:
 		a.err, err = m.errno()
 		// An acknowledgement nobody asked for ends nothing: the answer is still to come.
@@ -240,13 +236,19 @@ func (i *Handle) receive(s *socket, first, last uint32, take func(message) (done
 			if m.portID != s.portID || m.seq-first > last-first {
 				continue
 			}
+			waitEnd = time.Time{}
+			switch m.typ {
+			case unix.NLMSG_NOOP:
+				continue
+			case unix.NLMSG_OVERRUN:
+				return i.lost("receiving a reply", unix.ENOBUFS)
+			}
 			m.part = part
 			ended, err := take(m)
 			if err != nil {
 				return err
 			}
 			done = done || ended
-			waitEnd = time.Time{}
 		}
 		if end.IsZero() {
 			if !done {
@@ -367,21 +369,38 @@ func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []by
 	if asked != 0 && asked != unix.AF_INET && asked != unix.AF_INET6 {
 		return 0, nil, unknownFamily(asked)
 	}
-	if len(address) == 0 {
+	switch len(address) {
+	case net.IPv4len, net.IPv6len:
+	case 0:
 		return 0, nil, fmt.Errorf("ipvs: the %s has no address", whose)
-	}
-	bytes := []byte(address.To4())
-	family = unix.AF_INET
-	if bytes == nil {
-		bytes, family = address.To16(), unix.AF_INET6
-	}
-	if bytes == nil {
+	default:
 		return 0, nil, fmt.Errorf("ipvs: the %s's address has %d bytes, want 4 or 16", whose, len(address))
 	}
-	if asked != 0 && asked != family {
-		return 0, nil, fmt.Errorf("ipvs: the %s's address %v is not of its address family %d", whose, address, asked)
+	if asked == unix.AF_INET6 && len(address) == net.IPv6len {
+		return asked, address, nil // one that maps an IPv4 address, too: checkNew
 	}
-	return family, bytes, nil
+	family = unix.AF_INET6
+	if ip := address.To4(); ip != nil {
+		family, address = unix.AF_INET, ip
+	}
+	if asked != 0 && asked != family {
+		return 0, nil, contradicts(asked, address, whose)
+	}
+	return family, address, nil
+}
+
+func contradicts(family uint16, address net.IP, whose string) error {
+	return fmt.Errorf("ipvs: the %s's address %v is not of its address family %d", whose, address, family)
+}
+
+// checkNew refuses to make a service or destination of family AF_INET6 with an
+// IPv4 address in 16 bytes, as net.ParseIP makes them: that is a mistake. One
+// that is there, made by other means, can be read, changed and deleted.
+func checkNew(family uint16, address net.IP, whose string) error {
+	if family == unix.AF_INET6 && address.To4() != nil {
+		return contradicts(family, address, whose)
+	}
+	return nil
 }
 
 func unknownFamily(family uint16) error {
@@ -404,6 +423,26 @@ var (
 	errNilService     = errors.New("ipvs: the service is nil")
 	errNilDestination = errors.New("ipvs: the destination is nil")
 )
+
+// fillChange appends what a command on a service or a destination carries.
+func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err error) {
+	switch cmd {
+	case cmdNewService, cmdSetService, cmdDelService:
+		b, err = fillService(b, s, cmd != cmdDelService)
+		if err == nil && cmd == cmdNewService && s.FWMark == 0 {
+			err = checkNew(s.AddressFamily, s.Address, "service")
+		}
+		return b, err
+	}
+	if b, err = fillService(b, s, false); err != nil {
+		return b, err
+	}
+	b, err = fillDestination(b, d, cmd != cmdDelDest)
+	if err == nil && cmd == cmdNewDest {
+		err = checkNew(d.AddressFamily, d.Address, "destination")
+	}
+	return b, err
+}
 
 // fillService appends s: what identifies it, and if full the rest of what a
 // caller can set.

@@ -41,7 +41,7 @@ func serviceName(s *Service) string {
 	case s.FWMark != 0:
 		return fmt.Sprintf("-f %d", s.FWMark)
 	}
-	return protocolOption(s.Protocol) + " " + addressPort(s.Address, s.Port)
+	return protocolOption(s.Protocol) + " " + addressPort(s.AddressFamily, s.Address, s.Port)
 }
 
 func protocolOption(protocol uint16) string {
@@ -56,8 +56,12 @@ func protocolOption(protocol uint16) string {
 	return fmt.Sprintf("(protocol %d)", protocol) // ipvsadm has no word for it
 }
 
-func addressPort(address net.IP, port uint16) string {
-	return net.JoinHostPort(address.String(), strconv.Itoa(int(port)))
+func addressPort(family uint16, address net.IP, port uint16) string {
+	host := address.String()
+	if ip, ok := netip.AddrFromSlice(address); ok && family == unix.AF_INET6 {
+		host = ip.String() // net.IP prints ::ffff:10.0.0.1 as the IPv4 address
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
 // netmaskOption returns the option for a netmask other than a single client's.
@@ -112,7 +116,9 @@ func (d Destination) String() string {
 }
 
 // destinationName returns what identifies the destination in its service.
-func destinationName(d *Destination) string { return "-r " + addressPort(d.Address, d.Port) }
+func destinationName(d *Destination) string {
+	return "-r " + addressPort(d.AddressFamily, d.Address, d.Port)
+}
 
 func forwardingOption(flags uint32) string {
 	switch flags & ConnectionFlagFwdMask {

@@ -234,6 +234,7 @@ func TestRowLateReplyIsSkipped(t *testing.T) {
 	if err := i.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v, want os.ErrDeadlineExceeded", err)
 	}
+	i.SetTimeout(5 * time.Second)
 	if err := i.Flush(); err != nil {
 		t.Errorf("the next call took the late reply: %v", err)
 	}
@@ -488,6 +489,7 @@ func TestRowBadInput(t *testing.T) {
 		"engine of 16 bytes":      i.NewService(&Service{Address: v4, SchedName: "rr", PEName: long}),
 		"weight -1":               i.NewDestination(&someService, &Destination{Address: v4, Weight: -1}),
 		"destination, no address": i.DelDestination(&someService, &Destination{Port: 1}),
+		"destination, 16 bytes":   i.NewDestination(&someService, &Destination{Address: v4.To16(), AddressFamily: unix.AF_INET6}),
 		"destination, wrong":      i.NewDestination(&someService, &Destination{Address: v6, AddressFamily: unix.AF_INET}),
 	} {
 		if err == nil || !strings.HasPrefix(err.Error(), "ipvs: ") {

@@ -1,0 +1,15 @@
+module ipvs.test/compat
+
+go 1.24
+
+require (
+	github.com/moby/ipvs v1.1.0
+	github.com/vishvananda/netlink v1.3.1
+	github.com/vishvananda/netns v0.0.5
+	golang.org/x/sys v0.30.0
+	ipvs.test/checkout v0.0.0
+)
+
+require github.com/sirupsen/logrus v1.9.3 // indirect
+
+replace ipvs.test/checkout => ../..
