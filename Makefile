@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. The scripts say more.
 # KERNEL chooses the kernel of the virtual machine: 5.10, 6.1, 6.12 or 7.2.
 
-.PHONY: help demo test test-kernels test-arch lint fmt
+.PHONY: help demo test test-kernels test-arch race fuzz soak mutation bench scale lint fmt
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -17,6 +17,24 @@ test-kernels: ## kernel tests on each of the four kernels
 
 test-arch: ## unit tests as 386, arm64 and s390x code
 	testdata/scripts/test-arch
+
+race: ## unit and kernel tests with the race detector
+	testdata/scripts/race
+
+fuzz: ## each fuzz target for FUZZTIME (30s)
+	testdata/scripts/fuzz
+
+soak: ## a long run, with room and under memory pressure; LONG=1 for a million operations
+	testdata/scripts/soak
+
+mutation: ## break the library in many small ways, and see that the tests notice
+	testdata/scripts/mutation
+
+bench: ## instruction counts beside other libraries and the kernel's own limit
+	testdata/scripts/bench
+
+scale: ## 10,000 services with 10 destinations each
+	testdata/scripts/scale
 
 lint: ## format, vet, staticcheck
 	testdata/scripts/lint

@@ -24,11 +24,11 @@ func (s Service) String() string {
 	if s.PEName != "" {
 		b.WriteString(" --pe " + s.PEName)
 	}
-	if flags := schedulerFlags(&s); len(flags) > 0 {
-		b.WriteString(" -b " + strings.Join(flags, ","))
-	}
 	if s.Flags&ServiceFlagOnePacket != 0 {
 		b.WriteString(" -o")
+	}
+	if flags := schedulerFlags(&s); len(flags) > 0 {
+		b.WriteString(" -b " + strings.Join(flags, ","))
 	}
 	return b.String()
 }
@@ -56,10 +56,15 @@ func protocolOption(protocol uint16) string {
 	return fmt.Sprintf("(protocol %d)", protocol) // ipvsadm has no word for it
 }
 
+// addressPort returns an address as inet_ntop writes it, which ipvsadm uses, and
+// the port.
 func addressPort(family uint16, address net.IP, port uint16) string {
 	host := address.String()
 	if ip, ok := netip.AddrFromSlice(address); ok && family == unix.AF_INET6 {
-		host = ip.String() // net.IP prints ::ffff:10.0.0.1 as the IPv4 address
+		host = ip.String() // where net.IP would print ::ffff:10.0.0.1 as 10.0.0.1
+		if isZero(address[:12]) && !isZero(address[12:14]) {
+			host = "::" + net.IP(address[12:]).String()
+		}
 	}
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
@@ -80,7 +85,8 @@ func netmaskOption(s *Service) string {
 	return " -M " + netip.AddrFrom4(mask).String()
 }
 
-// schedulerFlags returns the scheduler flags under the names they have for the scheduler.
+// schedulerFlags returns the scheduler flags under the names they have for the
+// scheduler. ipvsadm takes flag-3 for "sh" and "mh", but does not write it.
 func schedulerFlags(s *Service) (names []string) {
 	flag1, flag2 := "flag-1", "flag-2"
 	if s.SchedName == SourceHashing || s.SchedName == MaglevHashing {
