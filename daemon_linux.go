@@ -46,7 +46,8 @@ type Daemon struct {
 	// connections of all (IPVS_DAEMON_ATTR_SYNC_ID).
 	SyncID uint32
 
-	// SyncMaxLen is the largest message in bytes; 0 fits the interface's MTU
+	// SyncMaxLen is the largest message in bytes; 0 fits a packet of 1500 bytes for a
+	// master, and the interface's MTU for a backup; what is too large is cut
 	// (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
 	SyncMaxLen uint16
 

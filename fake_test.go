@@ -141,7 +141,14 @@ func (k *fakeKernel) recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr
 // Replies made by hand.
 
 func seqOf(request []byte) uint32 { return native.Uint32(request[8:]) }
-func cmdOf(request []byte) uint8  { return request[msgHdrLen] }
+
+// cmdOf returns the command of a request, none for a fence.
+func cmdOf(request []byte) uint8 {
+	if native.Uint16(request[4:]) < unix.NLMSG_MIN_TYPE {
+		return cmdUnspec
+	}
+	return request[msgHdrLen]
+}
 
 // netlinkMessage makes a message of the kernel's to the fake's socket.
 func netlinkMessage(typ, flags uint16, seq uint32, body []byte) []byte {

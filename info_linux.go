@@ -42,8 +42,9 @@ func (i *Handle) GetInfo() (*Info, error) {
 	return info, nil
 }
 
-// Zero sets the counters of all services and destinations to zero (IPVS_CMD_ZERO).
-// The kernel goes on counting from there; it does not reset the rates.
+// Zero sets the counters and rates of all services and destinations to zero
+// (IPVS_CMD_ZERO). The kernel adds up what it counts every two seconds: traffic of
+// the last two can still appear afterwards.
 func (i *Handle) Zero() error { return i.change(cmdZero, nil) }
 
 // ZeroService sets the counters of one service and its destinations to zero

@@ -150,22 +150,44 @@ func (i *Handle) execute(s *socket, msg []byte, parse parser) error {
 // exchange sends one request, to whichever family, and reads its answer.
 func (i *Handle) exchange(s *socket, msg []byte, parse parser) error {
 	i.seq++
+	first, last := i.seq, i.seq
 	setLength(msg)
-	setSequence(msg, i.seq)
+	setSequence(msg, first)
+	a := answer{parse: parse, acked: native.Uint16(msg[6:])&unix.NLM_F_ACK != 0}
+	if a.acked && msg[msgHdrLen] == cmdDelDaemon {
+		i.seq++
+		last, a.fence = i.seq, i.seq
+		msg = appendFence(msg, a.fence)
+	}
 	if err := i.send(s, msg); err != nil {
 		return i.lost("sending a request", err)
 	}
-	a := answer{parse: parse, acked: native.Uint16(msg[6:])&unix.NLM_F_ACK != 0}
-	if err := i.receive(s, i.seq, i.seq, a.take); err != nil {
+	if err := i.receive(s, first, last, a.take); err != nil {
 		return err
 	}
 	return a.err
 }
 
+// appendFence appends a request that does nothing but to be acknowledged.
+//
+// The kernel sends no reply to a request that ends with EINTR. That is how it
+// stops a daemon whose thread has not run yet: the daemon is stopped all the
+// same. Where the fence is answered and the request before it was not, it ended so.
+func appendFence(msg []byte, seq uint32) []byte {
+	fence := len(msg)
+	msg = append(msg, make([]byte, msgHdrLen)...)
+	native.PutUint16(msg[fence+4:], unix.NLMSG_NOOP)
+	setLength(msg[fence:])
+	setFlags(msg[fence:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	setSequence(msg[fence:], seq)
+	return msg
+}
+
 // answer takes the messages that answer one request.
 type answer struct {
 	parse parser
-	acked bool // the request asked for an acknowledgement
+	acked bool   // the request asked for an acknowledgement
+	fence uint32 // sequence number of the fence sent behind it; 0 for none
 	err   error
 }
 
@@ -177,7 +199,13 @@ func (a *answer) take(m message) (done bool, err error) {
 	}
 	switch m.typ {
 	case unix.NLMSG_ERROR:
+		if a.fence != 0 && m.seq == a.fence {
+			return true, nil
+		}
 		a.err, err = m.errno()
+		if a.fence != 0 {
+			return false, err
+		}
 		// An acknowledgement nobody asked for ends nothing: the answer is still to come.
 		return a.err != nil || a.acked, err
 	case unix.NLMSG_DONE:

@@ -372,6 +372,7 @@ func TestRowMalformedReplies(t *testing.T) {
 		"empty destination":        attr(2),
 		"attribute of 3 bytes":     attr(2, ne16(3), ne16(1)),
 		"attribute beyond the end": attr(2, ne16(20), ne16(1), make([]byte, 4)),
+		"weight of 8 bytes":        attr(2, attr(1, make([]byte, 16)), attr(11, ne16(2)), attr(4, ne32(1), ne32(0))),
 		"weight of 2 bytes":        attr(2, attr(1, make([]byte, 16)), attr(11, ne16(2)), attr(4, ne16(1))),
 		"address of 5 bytes":       attr(2, attr(1, make([]byte, 5)), attr(11, ne16(2))),
 		"IPv6 address of 4 bytes":  attr(2, attr(1, make([]byte, 4)), attr(11, ne16(10))),
@@ -626,5 +627,37 @@ func TestDumpRepeatsEntries(t *testing.T) {
 	}
 	if want := []uint16{1, 2, 3, 4, 5}; !slices.Equal(ports, want) {
 		t.Errorf("ports %v, want %v", ports, want)
+	}
+}
+
+// The kernel answers a request that ends with EINTR not at all. It stops a
+// daemon so whose thread has not run yet.
+func TestDelDaemonWithoutReply(t *testing.T) {
+	var refuse syscall.Errno
+	silent := true
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		if cmdOf(r) != cmdDelDaemon {
+			return acknowledge(r)
+		}
+		if silent {
+			return nil
+		}
+		return one(errorReply(r, refuse))
+	})
+	if err := i.DelDaemon(DaemonMaster); err != nil {
+		t.Errorf("no reply: %v", err)
+	}
+	if len(k.requests) != 2 || native.Uint16(k.requests[1][4:]) != unix.NLMSG_NOOP {
+		t.Errorf("requests %x", k.requests)
+	}
+	silent = false
+	for _, refuse = range []syscall.Errno{0, syscall.ESRCH} {
+		var want error
+		if refuse != 0 {
+			want = refuse
+		}
+		if err := i.DelDaemon(DaemonMaster); err != want {
+			t.Errorf("got %v, want %v", err, want)
+		}
 	}
 }

@@ -1,0 +1,3 @@
+module ipvs.test/mutation
+
+go 1.24
