@@ -348,7 +348,8 @@ func (i *Handle) GetService(s *Service) (*Service, error) {
 		return nil, err
 	}
 	if n := len(services.items); n != 1 {
-		return nil, fmt.Errorf("Expected only one service obtained=%d", n) //nolint:staticcheck // callers know this text
+		//lint:ignore ST1005 callers know this text
+		return nil, fmt.Errorf("Expected only one service obtained=%d", n)
 	}
 	return services.items[0], nil
 }

@@ -413,7 +413,7 @@ func TestDestinationWithoutFamily(t *testing.T) {
 	for _, ip := range []net.IP{{10, 1, 2, 3}, net.ParseIP("2001:db8::1")} {
 		var d Destination
 		b := attr(2, attr(1, ip, make([]byte, 16-len(ip))), attr(2, be16(80)))
-		if err := parseDestination(b, &d, new(addresses)); err != nil || !bytes.Equal(d.Address, ip) || (d.AddressFamily == unix.AF_INET) != (len(ip) == 4) {
+		if err := parseDestination(b, &d, new(addresses)); err != nil || !d.Address.Equal(ip) || len(d.Address) != len(ip) || (d.AddressFamily == unix.AF_INET) != (len(ip) == 4) {
 			t.Errorf("%v: %+v, %v", ip, d, err)
 		}
 	}

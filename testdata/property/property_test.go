@@ -3,7 +3,6 @@
 package property
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -353,7 +352,7 @@ func TestMappedAddress(t *testing.T) {
 	ipvsadm(t, text, "-R")
 	services, err := h.GetServices()
 	must(t, err)
-	if len(services) != 1 || !bytes.Equal(services[0].Address, net.ParseIP("::ffff:10.0.0.1")) || services[0].AddressFamily != unix.AF_INET6 {
+	if len(services) != 1 || services[0].Address.String() != "10.0.0.1" || len(services[0].Address) != net.IPv6len || services[0].AddressFamily != unix.AF_INET6 {
 		t.Fatalf("%+v", services)
 	}
 	must(t, h.UpdateService(services[0]))
