@@ -3,6 +3,7 @@ package ipvs
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,47 +21,77 @@ const (
 func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
 
 // The encoder: functions that append one attribute to a message, as append does.
+// Those for numbers put the attribute together first, and append it in one go.
 
-func appendAttrHdr(b []byte, typ uint16, valueLen int) []byte {
-	b = native.AppendUint16(b, uint16(attrHdrLen+valueLen))
-	return native.AppendUint16(b, typ)
+func putAttrHdr(b []byte, typ uint16, valueLen int) {
+	native.PutUint16(b, uint16(attrHdrLen+valueLen))
+	native.PutUint16(b[2:], typ)
 }
 
 func appendUint8(b []byte, typ uint16, v uint8) []byte {
-	return append(appendAttrHdr(b, typ, 1), v, 0, 0, 0)
+	var a [8]byte
+	putAttrHdr(a[:], typ, 1)
+	a[4] = v
+	return append(b, a[:]...)
 }
 
 func appendUint16(b []byte, typ uint16, v uint16) []byte {
-	return append(native.AppendUint16(appendAttrHdr(b, typ, 2), v), 0, 0)
+	var a [8]byte
+	putAttrHdr(a[:], typ, 2)
+	native.PutUint16(a[4:], v)
+	return append(b, a[:]...)
 }
 
 func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return native.AppendUint32(appendAttrHdr(b, typ, 4), v)
+	var a [8]byte
+	putAttrHdr(a[:], typ, 4)
+	native.PutUint32(a[4:], v)
+	return append(b, a[:]...)
 }
 
 // appendPort appends a port, which travels in network byte order.
 func appendPort(b []byte, typ uint16, port uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(appendAttrHdr(b, typ, 2), port), 0, 0)
+	var a [8]byte
+	putAttrHdr(a[:], typ, 2)
+	binary.BigEndian.PutUint16(a[4:], port)
+	return append(b, a[:]...)
 }
 
 func appendBytes(b []byte, typ uint16, v []byte) []byte {
-	return pad(append(appendAttrHdr(b, typ, len(v)), v...), len(v))
+	var h [attrHdrLen]byte
+	putAttrHdr(h[:], typ, len(v))
+	return pad(append(append(b, h[:]...), v...), len(v))
+}
+
+// appendAddress appends an address of 4 or 16 bytes.
+func appendAddress(b []byte, typ uint16, address []byte) []byte {
+	if len(address) == net.IPv4len {
+		return appendUint32(b, typ, native.Uint32(address)) // the bytes as they lie there
+	}
+	return appendBytes(b, typ, address)
 }
 
 // appendString appends s and the NUL that ends strings in the kernel.
 func appendString(b []byte, typ uint16, s string) []byte {
-	return pad(append(append(appendAttrHdr(b, typ, len(s)+1), s...), 0), len(s)+1)
+	var h [attrHdrLen]byte
+	putAttrHdr(h[:], typ, len(s)+1)
+	return pad(append(append(append(b, h[:]...), s...), 0), len(s)+1)
 }
 
 // pad fills up to the alignment after a value of n bytes.
 func pad(b []byte, n int) []byte {
 	const zeros = "\x00\x00\x00"
+	if n%unix.NLA_ALIGNTO == 0 {
+		return b
+	}
 	return append(b, zeros[:align(n)-n]...)
 }
 
 // openNest begins a nested attribute; closeNest, given the offset returned, ends it.
 func openNest(b []byte, typ uint16) (_ []byte, start int) {
-	return appendAttrHdr(b, typ|unix.NLA_F_NESTED, 0), len(b)
+	var h [attrHdrLen]byte
+	putAttrHdr(h[:], typ|unix.NLA_F_NESTED, 0)
+	return append(b, h[:]...), len(b)
 }
 
 func closeNest(b []byte, start int) {
@@ -69,68 +100,77 @@ func closeNest(b []byte, start int) {
 
 // attributes walks the attributes of one level, in place:
 //
-//	for a := (attributes{rest: b}); a.next(); {
+//	for a := (attributes{level: b}); a.next(); {
 //		switch a.typ { case svcAttrTimeout: s.Timeout = a.uint32() }
 //	}
 //	return a.err
 //
 // The first thing that is not as it should be ends the walk and stays in err.
 type attributes struct {
-	typ   uint16
-	value []byte
-	rest  []byte
-	err   error
+	level   []byte
+	typ     uint16
+	at, end int // the current value is level[at:end]
+	after   int // where the next attribute begins
+	err     error
 }
 
 // next moves to the next attribute and reports whether there is one.
 func (a *attributes) next() bool {
-	if len(a.rest) == 0 || a.err != nil {
-		return false
+	rest := a.level[min(a.after, len(a.level)):] // the padding after the last attribute may be missing
+	if len(rest) < attrHdrLen {
+		return a.finish(len(rest), 0)
 	}
-	if len(a.rest) < attrHdrLen {
-		a.err = fmt.Errorf("ipvs: malformed reply: %d bytes left where an attribute should start", len(a.rest))
-		return false
+	size := int(native.Uint16(rest))
+	a.typ = native.Uint16(rest[2:]) & attrTypeMask
+	if size < attrHdrLen || size > len(rest) {
+		return a.finish(len(rest), size)
 	}
-	size := int(native.Uint16(a.rest))
-	a.typ = native.Uint16(a.rest[2:]) & attrTypeMask
-	if size < attrHdrLen || size > len(a.rest) {
-		a.err = fmt.Errorf("ipvs: malformed reply: attribute %d claims %d bytes of %d", a.typ, size, len(a.rest))
-		return false
-	}
-	a.value = a.rest[attrHdrLen:size]
-	// The padding after the last attribute may be missing.
-	a.rest = a.rest[min(align(size), len(a.rest)):]
+	a.at, a.end = a.after+attrHdrLen, a.after+size
+	a.after += align(size)
 	return true
 }
 
-// fits reports whether the value has the size of the type it is read as, and records an error if not.
-func (a *attributes) fits(size int) bool {
-	if len(a.value) == size {
-		return true
+// finish ends the walk, with an error if it does not end where an attribute does.
+func (a *attributes) finish(left, size int) bool {
+	switch {
+	case left == 0 || a.err != nil:
+	case left < attrHdrLen:
+		a.err = fmt.Errorf("ipvs: malformed reply: %d bytes left where an attribute should start", left)
+	default:
+		a.err = fmt.Errorf("ipvs: malformed reply: attribute %d claims %d bytes of %d", a.typ, size, left)
 	}
-	a.fail("%d bytes, want %d", len(a.value), size)
 	return false
 }
 
-// fail records what is wrong with the current attribute, unless something was wrong before.
-func (a *attributes) fail(format string, args ...any) {
-	if a.err == nil {
-		a.err = fmt.Errorf("ipvs: malformed reply: attribute %d: "+format, append([]any{a.typ}, args...)...)
+// value returns the current value.
+func (a *attributes) value() []byte { return a.level[a.at:a.end] }
+
+// fits reports whether the value has the size of the type it is read as, and records an error if not.
+func (a *attributes) fits(size int) bool {
+	if a.end-a.at == size {
+		return true
 	}
+	a.misfit(size)
+	return false
+}
+
+// misfit ends the walk, and says why unless something was wrong before.
+func (a *attributes) misfit(size int) {
+	a.nest(fmt.Errorf("ipvs: malformed reply: attribute %d has %d bytes, want %d", a.typ, a.end-a.at, size))
 }
 
 func (a *attributes) uint8() uint8 {
 	if !a.fits(1) {
 		return 0
 	}
-	return a.value[0]
+	return a.level[a.at]
 }
 
 func (a *attributes) uint16() uint16 {
 	if !a.fits(2) {
 		return 0
 	}
-	return native.Uint16(a.value)
+	return native.Uint16(a.level[a.at:])
 }
 
 // port reads a number in network byte order.
@@ -138,36 +178,38 @@ func (a *attributes) port() uint16 {
 	if !a.fits(2) {
 		return 0
 	}
-	return binary.BigEndian.Uint16(a.value)
+	return binary.BigEndian.Uint16(a.level[a.at:])
 }
 
 func (a *attributes) uint32() uint32 {
 	if !a.fits(4) {
 		return 0
 	}
-	return native.Uint32(a.value)
+	return native.Uint32(a.level[a.at:])
 }
 
 func (a *attributes) uint64() uint64 {
 	if !a.fits(8) {
 		return 0
 	}
-	return native.Uint64(a.value)
+	return native.Uint64(a.level[a.at:])
 }
 
-// nest records what went wrong inside a nested attribute.
+// nest ends the walk if something went wrong inside a nested attribute.
 func (a *attributes) nest(err error) {
-	if a.err == nil {
-		a.err = err
+	if err != nil && a.err == nil {
+		a.err, a.after = err, len(a.level)
 	}
 }
 
 // text reads a string up to its NUL.
-func (a *attributes) text() []byte {
-	for i, c := range a.value {
+func (a *attributes) text() []byte { return text(a.value()) }
+
+func text(value []byte) []byte {
+	for i, c := range value {
 		if c == 0 {
-			return a.value[:i]
+			return value[:i]
 		}
 	}
-	return a.value
+	return value
 }

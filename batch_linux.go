@@ -13,16 +13,26 @@ import (
 // what they are given, so the caller may change it afterwards. A Batch is not
 // safe for concurrent use.
 type Batch struct {
-	requests []byte   // the changes as messages, one behind the other
-	changes  []change // what and where they are
+	blocks []block    // the changes as messages
+	n      int        // number of changes
+	bad    []*OpError // those that cannot be sent, which have no message
 }
 
-// change is one change of a batch.
-type change struct {
-	cmd uint8
-	end int      // where its message ends in requests; it begins where the one before ends
-	bad *OpError // why it cannot be sent; its message is empty then
+// block is so many messages as travel at once, one behind the other, for
+// consecutive changes.
+type block struct {
+	first, count int
+	messages     []byte
 }
+
+// Sizes of what is sent at once.
+const (
+	maxSend      = 128       // changes; more cost as much each
+	maxSendBytes = 64 * 1024 // well below the send buffer
+	// What an error reply is charged in the receive queue, and more than that. So
+	// many fit into it as are sent at once, even if all changes fail.
+	replyCharge = 1536
+)
 
 // NewService adds what Handle.NewService does to the batch.
 func (b *Batch) NewService(s *Service) { b.add(cmdNewService, s, nil) }
@@ -43,45 +53,90 @@ func (b *Batch) UpdateDestination(s *Service, d *Destination) { b.add(cmdSetDest
 func (b *Batch) DelDestination(s *Service, d *Destination) { b.add(cmdDelDest, s, d) }
 
 // Len returns the number of changes.
-func (b *Batch) Len() int { return len(b.changes) }
+func (b *Batch) Len() int { return b.n }
 
 // Reset takes all changes out, and keeps the memory for the next ones.
-func (b *Batch) Reset() {
-	b.requests = b.requests[:0]
-	clear(b.changes)
-	b.changes = b.changes[:0]
-}
+func (b *Batch) Reset() { b.blocks, b.n, b.bad = b.blocks[:0], 0, nil }
 
 // String returns the changes in ipvsadm's notation, one a line, such as
 // "-A -t 10.0.0.1:80 -s rr".
 func (b *Batch) String() string {
-	var lines strings.Builder
-	for n := range b.changes {
-		if bad := b.changes[n].bad; bad != nil {
-			fmt.Fprintf(&lines, "# not possible: %v\n", bad)
-			continue
-		}
-		s, d := b.decode(n)
-		lines.WriteString(notation(b.changes[n].cmd, s, d))
-		lines.WriteByte('\n')
+	lines := make([]string, b.n)
+	for _, bad := range b.bad {
+		lines[bad.Index] = fmt.Sprintf("# not possible: %v\n", bad)
 	}
-	return lines.String()
+	for n, msg := range b.each {
+		s, d := decode(msg)
+		lines[n] = notation(commandOf(msg), s, d) + "\n"
+	}
+	return strings.Join(lines, "")
 }
 
 // add appends a change. What is wrong with it is kept for Do to report.
 func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
-	begin := len(b.requests)
-	msg := newGenlRequest(b.requests, 0, cmd, genlVersion, 0)
+	last := b.room()
+	begin := len(last.messages)
+	msg := newGenlRequest(last.messages, 0, cmd, genlVersion, 0)
 	msg, err := fillChange(msg, cmd, s, d)
+	last.messages = msg
 	if err != nil {
-		bad := &OpError{Index: len(b.changes), Op: opName(cmd), Service: cloneOf(s), Destination: cloneOf(d), Err: err}
-		b.requests = msg[:begin]
-		b.changes = append(b.changes, change{cmd: cmd, end: begin, bad: bad})
-		return
+		last.messages = msg[:begin]
+		b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneOf(s), Destination: cloneOf(d), Err: err})
+	} else {
+		setLength(msg[begin:])
+		last.count++
 	}
-	setLength(msg[begin:])
-	b.requests = msg
-	b.changes = append(b.changes, change{cmd: cmd, end: len(msg)})
+	b.n++
+}
+
+// room returns the block for the next change.
+func (b *Batch) room() *block {
+	size := 0
+	if n := len(b.blocks); n > 0 {
+		last := &b.blocks[n-1]
+		if last.first+last.count == b.n && last.count < maxSend && len(last.messages) < maxSendBytes {
+			return last
+		}
+		size = len(last.messages) // the next one will be as large
+	}
+	if n := len(b.blocks); n < cap(b.blocks) { // memory from before Reset
+		b.blocks = b.blocks[:n+1]
+	} else {
+		b.blocks = append(b.blocks, block{})
+	}
+	next := &b.blocks[len(b.blocks)-1]
+	if cap(next.messages) < size {
+		next.messages = make([]byte, 0, size)
+	}
+	*next = block{first: b.n, messages: next.messages[:0]}
+	return next
+}
+
+// each yields the number and the message of each change that can be sent.
+func (b *Batch) each(yield func(n int, msg []byte) bool) {
+	for k := range b.blocks {
+		n, rest := b.blocks[k].first, b.blocks[k].messages
+		for len(rest) > 0 {
+			size := native.Uint32(rest)
+			if !yield(n, rest[:size]) {
+				return
+			}
+			n, rest = n+1, rest[size:]
+		}
+	}
+}
+
+// join appends the changes of c, whose memory is b's from then on.
+func (b *Batch) join(c *Batch) {
+	for _, block := range c.blocks {
+		block.first += b.n
+		b.blocks = append(b.blocks, block)
+	}
+	for _, bad := range c.bad {
+		bad.Index += b.n
+		b.bad = append(b.bad, bad)
+	}
+	b.n += c.n
 }
 
 func cloneOf[T any](v *T) *T {
@@ -92,28 +147,20 @@ func cloneOf[T any](v *T) *T {
 	return &clone
 }
 
-// message returns the message of change n, empty if it cannot be sent.
-func (b *Batch) message(n int) []byte {
-	begin := 0
-	if n > 0 {
-		begin = b.changes[n-1].end
-	}
-	return b.requests[begin:b.changes[n].end]
-}
+// commandOf returns the command of a request.
+func commandOf(msg []byte) uint8 { return msg[msgHdrLen] }
 
-// decode reads change n back from its message.
-func (b *Batch) decode(n int) (*Service, *Destination) {
-	if bad := b.changes[n].bad; bad != nil {
-		return bad.Service, bad.Destination
-	}
+// decode reads a change back from its message; the destination is nil for a
+// change of a service.
+func decode(msg []byte) (*Service, *Destination) {
 	var memory addresses
-	body := b.message(n)[msgHdrLen+genlHdrLen:]
+	body := msg[msgHdrLen+genlHdrLen:]
 	s, d := new(Service), new(Destination)
 	if err := parseService(body, s, &memory); err != nil {
 		s = nil
 	}
 	if err := parseDestination(body, d, &memory); err != nil {
-		d = nil // the change is one of a service
+		d = nil
 	}
 	return s, d
 }
@@ -246,15 +293,6 @@ func (e *OpError) hint() string {
 	return ""
 }
 
-// Sizes of what is sent at once.
-const (
-	maxSend      = 128       // changes; more cost as much each
-	maxSendBytes = 64 * 1024 // well below the send buffer
-	// What an error reply is charged in the receive queue, and more than that. So
-	// many fit into it as are sent at once, even if all changes fail.
-	replyCharge = 1536
-)
-
 // Do makes the changes of the batch, in order; a change that fails does not stop
 // the rest. They travel many at a time. The result is nil only if the kernel
 // confirmed them all, else a *BatchError.
@@ -264,35 +302,36 @@ const (
 //
 // Other calls on the handle wait until the batch is through.
 func (i *Handle) Do(b *Batch) error {
-	if i == nil || i.socket == nil {
-		return ErrClosed
-	}
 	if b == nil {
 		return errors.New("ipvs: the batch is nil")
 	}
-	i.mu.Lock()
+	if err := i.begin(); err != nil {
+		return err
+	}
 	defer i.mu.Unlock()
 	r := run{handle: i, batch: b}
-	atOnce := min(maxSend, i.socket.receiveQueue()/replyCharge)
-	for first := 0; first < len(b.changes); {
-		end := b.window(first, atOnce)
-		if err := r.send(first, end); err != nil {
-			r.refuse(end, len(b.changes), fmt.Errorf("ipvs: not sent, after: %w", err))
-			break
+	atOnce := max(1, min(maxSend, i.socket.receiveQueue()/replyCharge))
+	for n := range b.blocks {
+		first, rest := b.blocks[n].first, b.blocks[n].messages
+		for len(rest) > 0 {
+			size, count := window(rest, atOnce)
+			if err := r.send(first, count, rest[:size]); err != nil {
+				r.refuse(first+count, b.n, fmt.Errorf("ipvs: not sent, after: %w", err))
+				return r.result()
+			}
+			first, rest = first+count, rest[size:]
 		}
-		first = end
 	}
 	return r.result()
 }
 
-// window returns the end of what is sent at once from change first on.
-func (b *Batch) window(first, atOnce int) (end int) {
-	begin := b.changes[first].end - len(b.message(first))
-	end = first + 1
-	for end < len(b.changes) && end-first < atOnce && b.changes[end].end-begin <= maxSendBytes {
-		end++
+// window returns how many bytes the first messages have, at most so many.
+func window(messages []byte, atMost int) (size, count int) {
+	for size < len(messages) && count < atMost {
+		size += int(native.Uint32(messages[size:]))
+		count++
 	}
-	return end
+	return size, count
 }
 
 // run is a batch on its way.
@@ -312,7 +351,7 @@ type refusal struct {
 // of which that is known already.
 func (r *run) refuse(first, end int, err error) {
 	if r.refusals == nil {
-		r.refusals = make([]refusal, len(r.batch.changes))
+		r.refusals = make([]refusal, r.batch.n)
 	}
 	for n := first; n < end; n++ {
 		if r.refusals[n].err == nil {
@@ -321,76 +360,80 @@ func (r *run) refuse(first, end int, err error) {
 	}
 }
 
-// send sends the changes first to end-1 and reads how they ended. Its error says
-// that the kernel cannot be reached.
-func (r *run) send(first, end int) error {
+// send sends count changes from first on, which are in messages, and reads how
+// they ended. Its error says that the kernel cannot be reached.
+func (r *run) send(first, count int, messages []byte) error {
 	i, s := r.handle, r.handle.socket
 	base := i.seq + 1
-	last := base - 1 + uint32(end-first)
+	last := i.seq + uint32(count)
 	i.seq = last
-	var lastMsg []byte
-	for n := first; n < end; n++ {
-		if msg := r.batch.message(n); len(msg) > 0 {
-			setFamily(msg, i.family)
-			setSequence(msg, base+uint32(n-first))
-			setFlags(msg, unix.NLM_F_REQUEST)
-			lastMsg = msg
-		}
-	}
-	if lastMsg == nil {
-		return nil // nothing of it can be sent
+	var msg []byte
+	for rest, seq := messages, base; len(rest) > 0; seq++ {
+		msg = rest[:native.Uint32(rest)]
+		rest = rest[len(msg):]
+		setFamily(msg, i.family)
+		setFlags(msg, unix.NLM_F_REQUEST)
+		setSequence(msg, seq)
 	}
 	// Requests are worked off in order, and refusals come unasked: what was not
 	// refused when the last is acknowledged is done.
-	setFlags(lastMsg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-	last = native.Uint32(lastMsg[8:])
+	setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 
-	begin := r.batch.changes[first].end - len(r.batch.message(first))
-	if err := i.send(s, r.batch.requests[begin:r.batch.changes[end-1].end]); err != nil {
+	if err := i.send(s, messages); err != nil {
 		err = i.lost("sending a batch", err)
-		r.refuse(first, end, err)
+		r.refuse(first, first+count, err)
 		return err
 	}
-	stale := false
-	err := i.receive(s, base, last, func(m message) (done bool, err error) {
-		if m.typ != unix.NLMSG_ERROR {
-			return false, nil
-		}
-		errno, err := m.errno()
-		if errno != nil && err == nil {
-			n := first + int(m.seq-base)
-			r.refuse(n, n+1, errno)
-			r.refusals[n].message = m.errorText()
-			stale = stale || errno == syscall.ENOENT
-		}
-		return m.seq == last, err
-	})
-	if err != nil {
-		r.refuse(first, end, fmt.Errorf("%w: %w", ErrUnknown, err))
+	t := &refusals{run: r, first: first, base: base, last: last}
+	if err := i.receive(s, base, last, t); err != nil {
+		r.refuse(first, first+count, fmt.Errorf("%w: %w", ErrUnknown, err))
 		return err
 	}
-	if stale {
-		r.sendAgain(first, end)
+	if t.stale {
+		r.sendAgain(first, messages)
 	}
 	return nil
 }
 
+// refusals takes the replies to changes that were sent at once.
+type refusals struct {
+	run        *run
+	first      int    // the number of the first change
+	base, last uint32 // sequence numbers of the first and the last change
+	stale      bool   // the family id may be an old one
+}
+
+func (t *refusals) take(m message) (done bool, err error) {
+	if m.typ != unix.NLMSG_ERROR {
+		return false, nil
+	}
+	errno, err := m.errno()
+	if errno != nil && err == nil {
+		n := t.first + int(m.seq-t.base)
+		t.run.refuse(n, n+1, errno)
+		t.run.refusals[n].message = m.errorText()
+		t.stale = t.stale || errno == syscall.ENOENT
+	}
+	return m.seq == t.last, err
+}
+
 // sendAgain makes the changes again that were refused because the family id was
 // an old one. As in execute, ENOENT can as well be what IPVS says.
-func (r *run) sendAgain(first, end int) {
+func (r *run) sendAgain(first int, messages []byte) {
 	i, s := r.handle, r.handle.socket
 	family := i.family
 	err := i.setup(s)
 	if err == nil && i.family == family {
 		return
 	}
-	for n := first; n < end; n++ {
+	for n, rest := first, messages; len(rest) > 0; n++ {
+		msg := rest[:native.Uint32(rest)]
+		rest = rest[len(msg):]
 		if r.refusals[n].err != syscall.ENOENT {
 			continue
 		}
 		r.refusals[n] = refusal{err: err}
 		if err == nil {
-			msg := r.batch.message(n)
 			setFamily(msg, i.family)
 			setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 			r.refusals[n].err = i.exchange(s, msg, nil)
@@ -400,22 +443,26 @@ func (r *run) sendAgain(first, end int) {
 
 // result returns what was refused, and what could not be sent at all.
 func (r *run) result() error {
-	var errs []*OpError
-	for n := range r.batch.changes {
-		c := &r.batch.changes[n]
-		if c.bad != nil {
-			errs = append(errs, c.bad)
-			continue
+	bad := r.batch.bad
+	if r.refusals == nil && len(bad) == 0 {
+		return nil
+	}
+	failed := &BatchError{total: r.batch.n}
+	for n, msg := range r.batch.each {
+		for len(bad) > 0 && bad[0].Index < n {
+			failed.Errors = append(failed.Errors, bad[0])
+			bad = bad[1:]
 		}
 		if r.refusals == nil || r.refusals[n].err == nil {
 			continue
 		}
-		s, d := r.batch.decode(n)
-		errs = append(errs, &OpError{Index: n, Op: opName(c.cmd), Service: s, Destination: d,
+		s, d := decode(msg)
+		failed.Errors = append(failed.Errors, &OpError{Index: n, Op: opName(commandOf(msg)), Service: s, Destination: d,
 			Err: r.refusals[n].err, Message: r.refusals[n].message})
 	}
-	if len(errs) == 0 {
+	failed.Errors = append(failed.Errors, bad...)
+	if len(failed.Errors) == 0 {
 		return nil
 	}
-	return &BatchError{Errors: errs, total: len(r.batch.changes)}
+	return failed
 }

@@ -256,9 +256,7 @@ func TestKernelDoAllFail(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	for _, queue := range []int{0, 20000, 1} {
 		if queue > 0 {
-			i.socket.raw.Control(func(fd uintptr) {
-				must(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
-			})
+			must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
 		}
 		var b Batch
 		for n := range 1000 {

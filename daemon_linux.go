@@ -90,21 +90,27 @@ func (i *Handle) DelDaemon(state DaemonState) error {
 // GetDaemons returns the synchronisation daemons that run: none, one or two
 // (IPVS_CMD_GET_DAEMON).
 func (i *Handle) GetDaemons() ([]*Daemon, error) {
-	var daemons []*Daemon
-	err := i.dump(cmdGetDaemon, nil, func() { daemons = nil }, func(_ int, body []byte) error {
-		d, err := parseDaemon(body)
-		for _, earlier := range daemons {
-			if err == nil && earlier.State == d.State {
-				return nil // the table changed between two parts of the answer
-			}
-		}
-		daemons = append(daemons, d)
-		return err
-	})
-	if err != nil {
+	var daemons daemonList
+	if err := i.dump(cmdGetDaemon, nil, &daemons); err != nil {
 		return nil, err
 	}
 	return daemons, nil
+}
+
+// daemonList collects the daemons of an answer.
+type daemonList []*Daemon
+
+func (l *daemonList) reset() { *l = nil }
+
+func (l *daemonList) parse(m message) error {
+	d, err := parseDaemon(m.attrs())
+	for _, earlier := range *l {
+		if err == nil && earlier.State == d.State {
+			return nil // a daemon was started between two parts of the answer
+		}
+	}
+	*l = append(*l, d)
+	return err
 }
 
 func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
@@ -162,7 +168,7 @@ func parseDaemon(body []byte) (*Daemon, error) {
 	}
 	d := new(Daemon)
 	var memory addresses
-	a := attributes{rest: attrs}
+	a := attributes{level: attrs}
 	for a.next() {
 		switch a.typ {
 		case daemonAttrState:
@@ -174,10 +180,10 @@ func parseDaemon(body []byte) (*Daemon, error) {
 		case daemonAttrSyncMaxLen:
 			d.SyncMaxLen = a.uint16()
 		case daemonAttrGroup:
-			d.MulticastGroup, err = memory.take(unix.AF_INET, a.value)
+			d.MulticastGroup, err = memory.take(unix.AF_INET, a.value())
 			a.nest(err)
 		case daemonAttrGroup6:
-			d.MulticastGroup, err = memory.take(unix.AF_INET6, a.value)
+			d.MulticastGroup, err = memory.take(unix.AF_INET6, a.value())
 			a.nest(err)
 		case daemonAttrPort:
 			d.MulticastPort = a.uint16()

@@ -171,9 +171,9 @@ func checkDiff(t *testing.T, have, want []TableEntry) {
 	// What is new comes first, then what changes, destinations that go, services that go.
 	phase := map[uint8]int{cmdNewService: 1, cmdNewDest: 1, cmdSetService: 2, cmdSetDest: 2, cmdDelDest: 3, cmdDelService: 4}
 	last := 0
-	for n := range b.changes {
-		cmd := b.changes[n].cmd
-		s, d := b.decode(n)
+	for n, msg := range b.each {
+		cmd := commandOf(msg)
+		s, d := decode(msg)
 		if phase[cmd] < last {
 			t.Fatalf("change %d is out of order:\n%s", n, b)
 		}

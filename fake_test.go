@@ -48,10 +48,7 @@ func newFake(t *testing.T, respond func(request []byte) []fakeReply) (*Handle, *
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newSocket(fds[0], fakePortID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newSocket(fds[0], fakePortID)
 	k := &fakeKernel{t: t, wakeFD: fds[1], respond: respond}
 	s.sendmsg, s.recvmsg = k.sendmsg, k.recvmsg
 	i := &Handle{socket: s, family: fakeFamily}
@@ -113,14 +110,14 @@ func (k *fakeKernel) end() {
 	}
 }
 
-func (k *fakeKernel) recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr, err error) {
+func (k *fakeKernel) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.queue) == 0 {
 		var wake [1]byte
 		for {
 			if _, err := unix.Read(fd, wake[:]); err != nil {
-				return 0, 0, nil, unix.EAGAIN
+				return 0, 0, unix.EAGAIN
 			}
 		}
 	}
@@ -129,13 +126,14 @@ func (k *fakeKernel) recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr
 		k.queue = k.queue[1:]
 	}
 	if r.err != nil {
-		return 0, 0, nil, r.err
+		return 0, 0, r.err
 	}
-	n = copy(b, r.data)
-	if n < len(r.data) || r.truncated {
-		flags = unix.MSG_TRUNC
+	copy(b, r.data)
+	n = len(r.data)
+	if r.truncated {
+		n = len(b) + 1
 	}
-	return n, flags, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: r.from}, nil
+	return n, r.from, nil
 }
 
 // Replies made by hand.

@@ -24,8 +24,8 @@ func (v Version) String() string {
 // (IPVS_CMD_GET_INFO).
 func (i *Handle) GetInfo() (*Info, error) {
 	info := new(Info)
-	err := i.call(cmdGetInfo, 0, nil, func(_ int, body []byte) error {
-		a := attributes{rest: body}
+	err := i.call(cmdGetInfo, 0, nil, parserFunc(func(body []byte) error {
+		a := attributes{level: body}
 		for a.next() {
 			switch a.typ {
 			case infoAttrVersion:
@@ -35,7 +35,7 @@ func (i *Handle) GetInfo() (*Info, error) {
 			}
 		}
 		return a.err
-	})
+	}))
 	if err != nil {
 		return nil, err
 	}

@@ -188,6 +188,7 @@ type Handle struct {
 	family  uint16 // family id of IPVS
 	seq     uint32 // last sequence number
 	request []byte // memory of the request under way
+	answer  answer // and of its answer
 
 	bulk        atomic.Pointer[socket] // reads with large buffers; nil until it pays
 	bulkRefused bool                   // it could not be opened
@@ -318,7 +319,7 @@ func (i *Handle) DelDestination(s *Service, d *Destination) error {
 // the same time, one that was there throughout can be missing. None comes twice.
 func (i *Handle) GetServices() ([]*Service, error) {
 	var services serviceList
-	err := i.dump(cmdGetService, nil, services.reset, services.parse)
+	err := i.dump(cmdGetService, nil, &services)
 	if err != nil {
 		return nil, err
 	}
@@ -332,7 +333,7 @@ func (i *Handle) GetServices() ([]*Service, error) {
 // As with GetServices, it is not a snapshot.
 func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 	var destinations destinationList
-	err := i.dump(cmdGetDest, identity(s), destinations.reset, destinations.parse)
+	err := i.dump(cmdGetDest, identity(s), &destinations)
 	if err != nil {
 		return nil, err
 	}
@@ -343,7 +344,7 @@ func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 // kernel refuses with ESRCH if there is none.
 func (i *Handle) GetService(s *Service) (*Service, error) {
 	var services serviceList
-	err := i.call(cmdGetService, 0, identity(s), services.parse)
+	err := i.call(cmdGetService, 0, identity(s), &services)
 	if err != nil {
 		return nil, err
 	}
@@ -357,10 +358,10 @@ func (i *Handle) GetService(s *Service) (*Service, error) {
 // GetConfig returns the timeouts of connections (IPVS_CMD_GET_CONFIG).
 func (i *Handle) GetConfig() (*Config, error) {
 	var c Config
-	err := i.call(cmdGetConfig, 0, nil, func(_ int, body []byte) (err error) {
+	err := i.call(cmdGetConfig, 0, nil, parserFunc(func(body []byte) (err error) {
 		c, err = parseConfig(body)
 		return err
-	})
+	}))
 	if err != nil {
 		return nil, err
 	}
@@ -378,7 +379,25 @@ func (i *Handle) SetConfig(c *Config) error {
 // changeTable sends a command on a service or a destination and waits for the
 // acknowledgement.
 func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
-	return i.change(cmd, func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) })
+	if err := i.begin(); err != nil {
+		return err
+	}
+	defer i.mu.Unlock()
+	msg, err := fillChange(newGenlRequest(i.request[:0], i.family, cmd, genlVersion, unix.NLM_F_ACK), cmd, s, d)
+	i.request = msg // grown, maybe
+	if err != nil {
+		return err
+	}
+	return i.execute(i.socket, msg, nil)
+}
+
+// begin locks the handle for a call.
+func (i *Handle) begin() error {
+	if i == nil || i.socket == nil {
+		return ErrClosed
+	}
+	i.mu.Lock()
+	return nil
 }
 
 // change sends a command and waits for the acknowledgement.
@@ -388,11 +407,11 @@ func (i *Handle) change(cmd uint8, fill filler) error {
 
 // dump sends a request that has any number of messages as its answer. If the
 // kernel calls the answer inconsistent, or a part was larger than the buffer, it
-// is asked again, a few times, after reset.
-func (i *Handle) dump(cmd uint8, fill filler, reset func(), parse parser) (err error) {
+// is asked again, a few times.
+func (i *Handle) dump(cmd uint8, fill filler, c collector) (err error) {
 	for range dumpAttempts {
-		reset()
-		err = i.call(cmd, unix.NLM_F_DUMP, fill, parse)
+		c.reset()
+		err = i.call(cmd, unix.NLM_F_DUMP, fill, c)
 		if err != errInterrupted && err != errTruncated {
 			return err
 		}
@@ -400,11 +419,14 @@ func (i *Handle) dump(cmd uint8, fill filler, reset func(), parse parser) (err e
 	return err
 }
 
+// collector is a parser that can begin again.
+type collector interface {
+	parser
+	reset()
+}
+
 // filler appends the attributes of a request to b.
 type filler func(b []byte) ([]byte, error)
-
-// parser takes the body of a message; part counts the datagrams of the answer.
-type parser func(part int, body []byte) error
 
 // identity fills in what identifies a service.
 func identity(s *Service) filler {
@@ -412,11 +434,10 @@ func identity(s *Service) filler {
 }
 
 // call makes a request, sends it and has its answer parsed.
-func (i *Handle) call(cmd uint8, flags uint16, fill filler, parse parser) error {
-	if i == nil || i.socket == nil {
-		return ErrClosed
+func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
+	if err := i.begin(); err != nil {
+		return err
 	}
-	i.mu.Lock()
 	defer i.mu.Unlock()
 	msg := newGenlRequest(i.request[:0], i.family, cmd, genlVersion, flags)
 	if fill != nil {
@@ -430,7 +451,7 @@ func (i *Handle) call(cmd uint8, flags uint16, fill filler, parse parser) error 
 	if cmd == cmdGetService && flags == unix.NLM_F_DUMP {
 		s = i.socketForServices()
 	}
-	return i.execute(s, msg, parse)
+	return i.execute(s, msg, p)
 }
 
 // manyServices is the number of services from which on their list is read with

@@ -2,7 +2,9 @@ package ipvs
 
 import (
 	"fmt"
+	"math/bits"
 	"net"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,29 +15,38 @@ import (
 // A dump comes in parts, and what was added to the table between two of them
 // (for kernels before 7, in any network namespace) can bring entries of the
 // earlier parts again. K is what identifies an entry.
-type list[T any, K comparable] struct {
+type list[T any, K key] struct {
 	items     []*T
 	slab      []T
 	addresses addresses
-	seen      map[K]struct{} // the items, once there is a second part
+
+	// seen finds items by their keys, once there is a second part: a hash table with
+	// the numbers of the items, from 1, and 0 for a free place.
+	seen []uint32
 }
 
-const (
-	minSlab = 8
-	maxSlab = 64 // a caller that keeps one item keeps its slab
-)
+// key is what identifies an entry.
+type key interface {
+	comparable
+	hash() uint32
+}
 
-// add adds the item in a message of part number part of the answer, unless an
-// earlier part had it.
-func (l *list[T, K]) add(part int, body []byte, parse func([]byte, *T, *addresses) error, key func(*T) K) error {
+// maxSlab bounds what a caller keeps who keeps one item.
+const maxSlab = 64
+
+// add adds the item in a message, unless an earlier part had it.
+func (l *list[T, K]) add(m message, parse func([]byte, *T, *addresses) error, keyOf func(*T) K) error {
 	if len(l.slab) == 0 {
-		l.slab = make([]T, min(max(len(l.items), minSlab), maxSlab))
+		// The messages of one answer are about as long: so many are in the datagram.
+		n := min(1+m.left/(msgHdrLen+len(m.body)), maxSlab)
+		l.slab = make([]T, n)
+		l.items = slices.Grow(l.items, n)
 	}
 	item := &l.slab[0]
-	if err := parse(body, item, &l.addresses); err != nil {
+	if err := parse(m.attrs(), item, &l.addresses); err != nil {
 		return err
 	}
-	if part > 0 && l.again(key, item) {
+	if m.part > 0 && l.again(item, keyOf) {
 		*item = *new(T)
 		return nil
 	}
@@ -44,18 +55,32 @@ func (l *list[T, K]) add(part int, body []byte, parse func([]byte, *T, *addresse
 	return nil
 }
 
-// again tells whether an item came before, and remembers it.
-func (l *list[T, K]) again(key func(*T) K, item *T) bool {
-	if l.seen == nil {
-		l.seen = make(map[K]struct{}, 4*len(l.items))
-		for _, earlier := range l.items {
-			l.seen[key(earlier)] = struct{}{}
+// again tells whether an item came before, and remembers it as the next one.
+func (l *list[T, K]) again(item *T, keyOf func(*T) K) bool {
+	if 2*len(l.items) >= len(l.seen) {
+		l.seen = make([]uint32, max(64, 4*roundUp(len(l.items))))
+		for n, earlier := range l.items {
+			l.place(n, keyOf(earlier), keyOf)
 		}
 	}
-	before := len(l.seen)
-	l.seen[key(item)] = struct{}{}
-	return len(l.seen) == before
+	return !l.place(len(l.items), keyOf(item), keyOf)
 }
+
+// place notes that item n has the key k, unless another has it.
+func (l *list[T, K]) place(n int, k K, keyOf func(*T) K) bool {
+	at := int(k.hash()) & (len(l.seen) - 1)
+	for l.seen[at] != 0 {
+		if keyOf(l.items[l.seen[at]-1]) == k {
+			return false
+		}
+		at = (at + 1) & (len(l.seen) - 1)
+	}
+	l.seen[at] = uint32(n + 1)
+	return true
+}
+
+// roundUp returns the next power of two.
+func roundUp(n int) int { return 1 << bits.Len(uint(n)) }
 
 // reset forgets the items, for an answer that is asked for again.
 func (l *list[T, K]) reset() { l.items, l.seen = nil, nil }
@@ -63,8 +88,8 @@ func (l *list[T, K]) reset() { l.items, l.seen = nil, nil }
 type serviceList struct{ list[Service, serviceKey] }
 
 // parse takes a message with a service.
-func (l *serviceList) parse(part int, body []byte) error {
-	return l.add(part, body, parseService, keyOfService)
+func (l *serviceList) parse(m message) error {
+	return l.add(m, parseService, keyOfService)
 }
 
 type destinationList struct {
@@ -72,8 +97,8 @@ type destinationList struct {
 }
 
 // parse takes a message with a destination.
-func (l *destinationList) parse(part int, body []byte) error {
-	return l.add(part, body, parseDestination, keyOfDestination)
+func (l *destinationList) parse(m message) error {
+	return l.add(m, parseDestination, keyOfDestination)
 }
 
 // serviceKey is what identifies a service in its network namespace.
@@ -94,6 +119,22 @@ func keyOfService(s *Service) serviceKey {
 	return k
 }
 
+func (k serviceKey) hash() uint32 {
+	return mix(k.fwmark ^ uint32(k.family)<<16 ^ uint32(k.protocol)<<24 ^ k.port ^ hashAddress(&k.address))
+}
+
+func hashAddress(address *[net.IPv6len]byte) uint32 {
+	low, high := native.Uint64(address[:]), native.Uint64(address[8:])
+	sum := low ^ bits.RotateLeft64(high, 29)
+	return mix(uint32(sum) ^ mix(uint32(sum>>32)))
+}
+
+// mix spreads the bits of x: multiplication carries them up, the shift down again.
+func mix(x uint32) uint32 {
+	x *= 0x9E3779B1 // the golden ratio, in 32 bits
+	return x ^ x>>15
+}
+
 // destinationKey is what identifies a destination in its service.
 type destinationKey struct {
 	family, port uint16
@@ -104,6 +145,10 @@ func keyOfDestination(d *Destination) destinationKey {
 	k := destinationKey{family: d.AddressFamily, port: d.Port}
 	copy(k.address[:], d.Address)
 	return k
+}
+
+func (k destinationKey) hash() uint32 {
+	return mix(uint32(k.family)<<16 ^ uint32(k.port) ^ hashAddress(&k.address))
 }
 
 // addresses hands out memory for the addresses of an answer, many together.
@@ -123,7 +168,7 @@ func (m *addresses) take(family uint16, address []byte) (net.IP, error) {
 		return nil, fmt.Errorf("ipvs: malformed reply: an address of family %d with %d bytes", family, len(address))
 	}
 	if len(m.free) < size {
-		m.chunk = min(max(2*m.chunk, net.IPv6len), 1024)
+		m.chunk = min(max(2*m.chunk, 8*net.IPv4len), 1024)
 		m.free = make([]byte, m.chunk)
 	}
 	ip := m.free[:size:size]

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -43,16 +44,15 @@ type ipvsFlags struct {
 	flags, mask uint32
 }
 
-// newGenlRequest appends the headers of a request to b. finish, sequence and
-// family are written into them when they are known.
+// newGenlRequest appends the headers of a request to b. Its length, sequence
+// number and family are written into them when they are known.
 func newGenlRequest(b []byte, family uint16, cmd uint8, version uint8, flags uint16) []byte {
-	b = native.AppendUint32(b, 0) // length
-	b = native.AppendUint16(b, family)
-	b = native.AppendUint16(b, flags|unix.NLM_F_REQUEST)
-	b = native.AppendUint32(b, 0) // sequence number
-	b = native.AppendUint32(b, 0) // the kernel knows whose socket it is
+	var a [msgHdrLen + genlHdrLen]byte // the sender's port id stays 0: the kernel knows whose socket it is
+	setFamily(a[:], family)
+	setFlags(a[:], flags|unix.NLM_F_REQUEST)
 	h := genlMsgHdr{cmd: cmd, version: version}
-	return append(b, h.cmd, h.version, byte(h.reserved), byte(h.reserved>>8))
+	a[msgHdrLen], a[msgHdrLen+1] = h.cmd, h.version
+	return append(b, a[:]...)
 }
 
 func setLength(msg []byte)                { native.PutUint32(msg, uint32(len(msg))) }
@@ -66,6 +66,7 @@ type message struct {
 	seq, portID uint32
 	body        []byte
 	part        int // number of the datagram in the answer
+	left        int // bytes of the datagram behind this message
 }
 
 // nextMessage cuts the first message off a datagram.
@@ -86,6 +87,9 @@ func nextMessage(b []byte) (m message, rest []byte, err error) {
 	}
 	return m, b[min(align(int(size)), len(b)):], nil
 }
+
+// attrs returns what follows the generic netlink header.
+func (m *message) attrs() []byte { return m.body[genlHdrLen:] }
 
 // errno returns the error number of an NLMSG_ERROR or NLMSG_DONE message, nil for 0.
 func (m *message) errno() (kernel error, malformed error) {
@@ -112,7 +116,7 @@ func (m *message) errorText() string {
 	if m.flags&unix.NLM_F_CAPPED == 0 && len(m.body) >= skip {
 		skip = 4 + align(int(min(native.Uint32(m.body[4:]), uint32(len(m.body)))))
 	}
-	a := attributes{rest: m.body[min(skip, len(m.body)):]}
+	a := attributes{level: m.body[min(skip, len(m.body)):]}
 	for a.next() {
 		if a.typ == unix.NLMSGERR_ATTR_MSG {
 			return string(a.text())
@@ -126,12 +130,12 @@ func (m *message) errorText() string {
 var errInterrupted = fmt.Errorf("ipvs: the dump was interrupted by changes to the table: %w", unix.EINTR)
 
 // execute sends the request msg, begun by newGenlRequest, to IPVS and hands the
-// body of each message of its answer to parse. What the kernel refuses comes
+// body of each message of its answer to p. What the kernel refuses comes
 // back as a bare syscall.Errno. The caller holds i.mu.
-func (i *Handle) execute(s *socket, msg []byte, parse parser) error {
+func (i *Handle) execute(s *socket, msg []byte, p parser) error {
 	family := i.family
 	setFamily(msg, family)
-	err := i.exchange(s, msg, parse)
+	err := i.exchange(s, msg, p)
 	if err != syscall.ENOENT {
 		return err
 	}
@@ -144,16 +148,17 @@ func (i *Handle) execute(s *socket, msg []byte, parse parser) error {
 		return err
 	}
 	setFamily(msg, i.family)
-	return i.exchange(s, msg, parse)
+	return i.exchange(s, msg, p)
 }
 
 // exchange sends one request, to whichever family, and reads its answer.
-func (i *Handle) exchange(s *socket, msg []byte, parse parser) error {
+func (i *Handle) exchange(s *socket, msg []byte, p parser) error {
 	i.seq++
 	first, last := i.seq, i.seq
 	setLength(msg)
 	setSequence(msg, first)
-	a := answer{parse: parse, acked: native.Uint16(msg[6:])&unix.NLM_F_ACK != 0}
+	a := &i.answer
+	*a = answer{parser: p, acked: native.Uint16(msg[6:])&unix.NLM_F_ACK != 0}
 	if a.acked && msg[msgHdrLen] == cmdDelDaemon {
 		i.seq++
 		last, a.fence = i.seq, i.seq
@@ -162,7 +167,9 @@ func (i *Handle) exchange(s *socket, msg []byte, parse parser) error {
 	if err := i.send(s, msg); err != nil {
 		return i.lost("sending a request", err)
 	}
-	if err := i.receive(s, first, last, a.take); err != nil {
+	err := i.receive(s, first, last, a)
+	a.parser = nil // the caller's
+	if err != nil {
 		return err
 	}
 	return a.err
@@ -183,12 +190,27 @@ func appendFence(msg []byte, seq uint32) []byte {
 	return msg
 }
 
+// taker takes the messages that answer what was sent, and says when it was the last.
+type taker interface {
+	take(m message) (done bool, err error)
+}
+
+// parser takes the messages with an answer's data.
+type parser interface {
+	parse(m message) error
+}
+
+// parserFunc is a parser of what follows the generic netlink header.
+type parserFunc func(attrs []byte) error
+
+func (f parserFunc) parse(m message) error { return f(m.attrs()) }
+
 // answer takes the messages that answer one request.
 type answer struct {
-	parse parser
-	acked bool   // the request asked for an acknowledgement
-	fence uint32 // sequence number of the fence sent behind it; 0 for none
-	err   error
+	parser parser
+	acked  bool   // the request asked for an acknowledgement
+	fence  uint32 // sequence number of the fence sent behind it; 0 for none
+	err    error
 }
 
 // take works off one message. done: it ended the answer, with the kernel's
@@ -215,8 +237,8 @@ func (a *answer) take(m message) (done bool, err error) {
 	if len(m.body) < genlHdrLen {
 		return false, fmt.Errorf("ipvs: malformed reply: %d bytes for a generic netlink header", len(m.body))
 	}
-	if a.parse != nil {
-		err = a.parse(m.part, m.body[genlHdrLen:])
+	if a.parser != nil {
+		err = a.parser.parse(m)
 	}
 	// What is not part of a dump is the whole answer, but for an acknowledgement.
 	return m.flags&unix.NLM_F_MULTI == 0 && !a.acked, err
@@ -235,9 +257,9 @@ func (i *Handle) send(s *socket, b []byte) error {
 }
 
 // receive reads the answers to the requests first to last, and hands each
-// message to take until that says it is done. Messages that answer other
-// requests are skipped: they are late replies to calls that were given up.
-func (i *Handle) receive(s *socket, first, last uint32, take func(message) (done bool, err error)) (err error) {
+// message to t until that says it is done. Messages that answer other requests
+// are skipped: they are late replies to calls that were given up.
+func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 	defer func() {
 		if err != nil {
 			s.lateReplies = true // the rest of the answer may still come
@@ -246,12 +268,12 @@ func (i *Handle) receive(s *socket, first, last uint32, take func(message) (done
 	// The clock is read when first needed: mostly the answer is there at once.
 	var waitEnd, end time.Time
 	for part, done := 0, false; !done; part++ {
-		datagram, err := s.receive(time.Time{})
+		datagram, err := s.receive()
 		if err == unix.EAGAIN {
 			if waitEnd.IsZero() {
 				waitEnd = time.Now().Add(i.receiveTimeout())
 			}
-			datagram, err = s.receive(waitEnd)
+			datagram, err = s.receiveUntil(waitEnd)
 		}
 		if err != nil {
 			return i.lost("receiving a reply", err)
@@ -271,8 +293,8 @@ func (i *Handle) receive(s *socket, first, last uint32, take func(message) (done
 			case unix.NLMSG_OVERRUN:
 				return i.lost("receiving a reply", unix.ENOBUFS)
 			}
-			m.part = part
-			ended, err := take(m)
+			m.part, m.left = part, len(datagram)
+			ended, err := t.take(m)
 			if err != nil {
 				return err
 			}
@@ -336,15 +358,15 @@ func (i *Handle) setup(s *socket) error {
 func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 	msg := newGenlRequest(nil, nl.GENL_ID_CTRL, nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION, 0)
 	msg = appendString(msg, nl.GENL_CTRL_ATTR_FAMILY_NAME, genlName)
-	err = i.exchange(s, msg, func(_ int, body []byte) error {
-		a := attributes{rest: body}
+	err = i.exchange(s, msg, parserFunc(func(body []byte) error {
+		a := attributes{level: body}
 		for a.next() {
 			if a.typ == nl.GENL_CTRL_ATTR_FAMILY_ID {
 				family = a.uint16()
 			}
 		}
 		return a.err
-	})
+	}))
 	if err == nil && family < unix.NLMSG_MIN_TYPE {
 		err = fmt.Errorf("ipvs: malformed reply: %d as the family id of IPVS", family)
 	}
@@ -408,13 +430,20 @@ func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []by
 		return asked, address, nil // one that maps an IPv4 address, too: checkNew
 	}
 	family = unix.AF_INET6
-	if ip := address.To4(); ip != nil {
-		family, address = unix.AF_INET, ip
+	if isIPv4(address) {
+		family, address = unix.AF_INET, address[len(address)-net.IPv4len:]
 	}
 	if asked != 0 && asked != family {
 		return 0, nil, contradicts(asked, address, whose)
 	}
 	return family, address, nil
+}
+
+// isIPv4 tells whether an address of 4 or 16 bytes is an IPv4 one; net.IP.To4,
+// which tells the same, goes through the bytes one by one.
+func isIPv4(address net.IP) bool {
+	return len(address) == net.IPv4len ||
+		native.Uint64(address) == 0 && binary.BigEndian.Uint32(address[8:]) == 0x0000FFFF
 }
 
 func contradicts(family uint16, address net.IP, whose string) error {
@@ -488,7 +517,7 @@ func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 		b = appendUint32(b, svcAttrFWMark, s.FWMark)
 	} else {
 		b = appendUint16(b, svcAttrProtocol, s.Protocol)
-		b = appendBytes(b, svcAttrAddress, address)
+		b = appendAddress(b, svcAttrAddress, address)
 		b = appendPort(b, svcAttrPort, s.Port)
 	}
 	if full {
@@ -511,8 +540,11 @@ func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 }
 
 func appendFlags(b []byte, typ uint16, f ipvsFlags) []byte {
-	b = native.AppendUint32(appendAttrHdr(b, typ, 8), f.flags)
-	return native.AppendUint32(b, f.mask)
+	var a [12]byte
+	putAttrHdr(a[:], typ, 8)
+	native.PutUint32(a[4:], f.flags)
+	native.PutUint32(a[8:], f.mask)
+	return append(b, a[:]...)
 }
 
 // netmaskOf returns the netmask that s is sent with: for IPv6 a prefix length,
@@ -535,17 +567,21 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 		return b, err
 	}
 	b, nest := openNest(b, cmdAttrDest)
-	b = appendBytes(b, destAttrAddress, address)
-	b = appendPort(b, destAttrPort, d.Port)
-	b = appendUint16(b, destAttrAddressFamily, family)
-	if full {
+	b = appendAddress(b, destAttrAddress, address)
+	a := destinationHeaders
+	binary.BigEndian.PutUint16(a[4:], d.Port)
+	native.PutUint16(a[12:], family)
+	if !full {
+		b = append(b, a[:16]...)
+	} else {
 		if d.Weight < 0 || d.Weight > math.MaxInt32 {
 			return b, fmt.Errorf("ipvs: weight %d is not in 0..%d: %w", d.Weight, math.MaxInt32, syscall.ERANGE)
 		}
-		b = appendUint32(b, destAttrForwardingMethod, d.ConnectionFlags&ConnectionFlagFwdMask)
-		b = appendUint32(b, destAttrWeight, uint32(d.Weight))
-		b = appendUint32(b, destAttrUpperThreshold, d.UpperThreshold)
-		b = appendUint32(b, destAttrLowerThreshold, d.LowerThreshold)
+		native.PutUint32(a[20:], d.ConnectionFlags&ConnectionFlagFwdMask)
+		native.PutUint32(a[28:], uint32(d.Weight))
+		native.PutUint32(a[36:], d.UpperThreshold)
+		native.PutUint32(a[44:], d.LowerThreshold)
+		b = append(b, a[:]...)
 		// Left out they mean 0, and kernels before 5.3 do not know them.
 		if d.TunnelType != 0 || d.TunnelPort != 0 || d.TunnelFlags != 0 {
 			b = appendUint8(b, destAttrTunnelType, d.TunnelType)
@@ -556,6 +592,18 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	closeNest(b, nest)
 	return b, nil
 }
+
+// destinationHeaders are the attributes of fixed size that every destination is
+// sent with, still without their values: these are put in at 4, 12, 20 and so on.
+var destinationHeaders = func() (a [6 * 8]byte) {
+	for n, attr := range []struct {
+		typ  uint16
+		size int
+	}{{destAttrPort, 2}, {destAttrAddressFamily, 2}, {destAttrForwardingMethod, 4}, {destAttrWeight, 4}, {destAttrUpperThreshold, 4}, {destAttrLowerThreshold, 4}} {
+		putAttrHdr(a[8*n:], attr.typ, attr.size)
+	}
+	return a
+}()
 
 // fillConfig appends the timeouts of c. The kernel leaves those that are 0 as they are.
 func fillConfig(b []byte, c *Config) ([]byte, error) {
@@ -595,10 +643,10 @@ func missing(what string) error {
 
 // nested returns the attribute typ of the first level, nil if there is none.
 func nested(body []byte, typ uint16) (value []byte, err error) {
-	a := attributes{rest: body}
+	a := attributes{level: body}
 	for a.next() {
 		if a.typ == typ {
-			value = a.value
+			value = a.value()
 		}
 	}
 	return value, a.err
@@ -617,9 +665,12 @@ func parseService(body []byte, s *Service, mem *addresses) error {
 }
 
 func assembleService(attrs []byte, s *Service, mem *addresses) error {
+	if address, ok := s.readLaidOut(attrs); ok {
+		return s.setAddress(address, mem)
+	}
 	var address []byte
 	var has64 bool
-	a := attributes{rest: attrs}
+	a := attributes{level: attrs}
 	for a.next() {
 		switch a.typ {
 		case svcAttrAddressFamily:
@@ -627,7 +678,7 @@ func assembleService(attrs []byte, s *Service, mem *addresses) error {
 		case svcAttrProtocol:
 			s.Protocol = a.uint16()
 		case svcAttrAddress:
-			address = a.value
+			address = a.value()
 		case svcAttrPort:
 			s.Port = a.port()
 		case svcAttrFWMark:
@@ -636,7 +687,7 @@ func assembleService(attrs []byte, s *Service, mem *addresses) error {
 			s.SchedName = schedulerName(a.text())
 		case svcAttrFlags:
 			if a.fits(8) {
-				s.Flags = native.Uint32(a.value)
+				s.Flags = native.Uint32(a.value())
 			}
 		case svcAttrTimeout:
 			s.Timeout = a.uint32()
@@ -645,10 +696,10 @@ func assembleService(attrs []byte, s *Service, mem *addresses) error {
 		case svcAttrPEName:
 			s.PEName = string(a.text())
 		case svcAttrStats:
-			a.nest(assembleStats(a.value, &s.Stats))
+			a.nest(assembleStats(a.value(), &s.Stats))
 		case svcAttrStats64:
 			has64 = true
-			a.nest(assembleStats64(a.value, &s.Stats64))
+			a.nest(assembleStats64(a.value(), &s.Stats64))
 		}
 	}
 	if a.err != nil {
@@ -657,14 +708,17 @@ func assembleService(attrs []byte, s *Service, mem *addresses) error {
 	if !has64 {
 		s.Stats64 = s.Stats.widen()
 	}
+	return s.setAddress(address, mem)
+}
+
+// setAddress sets the address, which only a firewall-mark service does not have.
+func (s *Service) setAddress(address []byte, mem *addresses) (err error) {
 	if s.AddressFamily != unix.AF_INET && s.AddressFamily != unix.AF_INET6 {
 		return fmt.Errorf("ipvs: malformed reply: a service of address family %d", s.AddressFamily)
 	}
-	if s.FWMark != 0 {
-		return nil
+	if s.FWMark == 0 {
+		s.Address, err = mem.take(s.AddressFamily, address)
 	}
-	var err error
-	s.Address, err = mem.take(s.AddressFamily, address)
 	return err
 }
 
@@ -681,13 +735,17 @@ func parseDestination(body []byte, d *Destination, mem *addresses) error {
 }
 
 func assembleDestination(attrs []byte, d *Destination, mem *addresses) error {
+	if destinationLayout.is(attrs) {
+		d.readLaidOut(attrs)
+		return d.setAddress(attrs[attrHdrLen:20], mem)
+	}
 	var address []byte
 	var has64 bool
-	a := attributes{rest: attrs}
+	a := attributes{level: attrs}
 	for a.next() {
 		switch a.typ {
 		case destAttrAddress:
-			address = a.value
+			address = a.value()
 		case destAttrPort:
 			d.Port = a.port()
 		case destAttrForwardingMethod:
@@ -713,10 +771,10 @@ func assembleDestination(attrs []byte, d *Destination, mem *addresses) error {
 		case destAttrTunnelFlags:
 			d.TunnelFlags = a.uint16()
 		case destAttrStats:
-			a.nest(assembleStats(a.value, (*SvcStats)(&d.Stats)))
+			a.nest(assembleStats(a.value(), (*SvcStats)(&d.Stats)))
 		case destAttrStats64:
 			has64 = true
-			a.nest(assembleStats64(a.value, &d.Stats64))
+			a.nest(assembleStats64(a.value(), &d.Stats64))
 		}
 	}
 	if a.err != nil {
@@ -725,7 +783,11 @@ func assembleDestination(attrs []byte, d *Destination, mem *addresses) error {
 	if !has64 {
 		d.Stats64 = SvcStats(d.Stats).widen()
 	}
-	var err error
+	return d.setAddress(address, mem)
+}
+
+// setAddress sets the address, and the family if the kernel sent none.
+func (d *Destination) setAddress(address []byte, mem *addresses) (err error) {
 	if d.AddressFamily == 0 { // kernels before 3.18
 		if d.AddressFamily, err = getIPFamily(address); err != nil {
 			return err
@@ -761,9 +823,9 @@ func isZero(b []byte) bool {
 	return true
 }
 
-// assembleStats reads the 32-bit counters (the bytes have 64 bits even there).
+// assembleStats reads the 32-bit counters.
 func assembleStats(attrs []byte, s *SvcStats) error {
-	a := attributes{rest: attrs}
+	a := attributes{level: attrs}
 	for a.next() {
 		switch a.typ {
 		case statsAttrConnections:
@@ -793,7 +855,7 @@ func assembleStats(attrs []byte, s *SvcStats) error {
 
 // assembleStats64 reads the 64-bit counters, which kernels send from 4.1 on.
 func assembleStats64(attrs []byte, s *Stats64) error {
-	a := attributes{rest: attrs}
+	a := attributes{level: attrs}
 	for a.next() {
 		switch a.typ {
 		case statsAttrConnections:
@@ -840,7 +902,7 @@ func (s SvcStats) widen() Stats64 {
 // parseConfig reads the timeouts, which the kernel gives in seconds.
 func parseConfig(body []byte) (Config, error) {
 	var c Config
-	a := attributes{rest: body}
+	a := attributes{level: body}
 	for a.next() {
 		switch a.typ {
 		case cmdAttrTimeoutTCP:

@@ -96,14 +96,14 @@ var protocol = []struct {
 	{"IPVS_INFO_ATTR_CONN_TAB_SIZE", int(infoAttrConnectionTableSize), "Info.ConnectionTableSize"},
 }
 
-const header = "/usr/include/linux/ip_vs.h"
+const headerPath = "/usr/include/linux/ip_vs.h"
 
 // The header has no command and no attribute that the library does not know,
 // and the same numbers.
 func TestHeaderIsCovered(t *testing.T) {
-	text, err := os.ReadFile(header)
+	text, err := os.ReadFile(headerPath)
 	if os.IsNotExist(err) {
-		t.Skip("SKIP: needs " + header + " (Debian: linux-libc-dev)")
+		t.Skip("SKIP: needs " + headerPath + " (Debian: linux-libc-dev)")
 	}
 	must(t, err)
 	known := map[string]int{}

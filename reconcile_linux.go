@@ -26,6 +26,9 @@ type Reconciler struct {
 	// wanted stays meanwhile, and goes with the last of its destinations. With 0 all
 	// goes at once.
 	//
+	// A TCP connection that both sides closed counts as inactive for two minutes more:
+	// with a shorter Drain its destination goes by the time limit.
+	//
 	// With weight 0 the kernel sends no new clients; one that is bound by persistence
 	// comes back, unless the sysctl net.ipv4.vs.expire_quiescent_template is 1.
 	Drain time.Duration
@@ -118,12 +121,12 @@ func (c *Changes) count(b *Batch, failed *BatchError) {
 	if failed != nil {
 		errs = failed.Errors
 	}
-	for n := range b.changes {
+	for n, msg := range b.each {
 		if len(errs) > 0 && errs[0].Index == n {
 			errs = errs[1:]
 			continue
 		}
-		switch b.changes[n].cmd {
+		switch commandOf(msg) {
 		case cmdNewService:
 			c.ServicesAdded++
 		case cmdSetService:
@@ -271,8 +274,9 @@ func (d *drainer) still(service serviceKey, have, want []*Destination) (still []
 			since = d.now
 		}
 		left := d.limit - d.now.Sub(since)
-		// The first call only takes the weight: a connection may have come since the table was read.
-		if known && (left <= 0 || dest.ActiveConnections == 0 && dest.InactiveConnections == 0) {
+		// As long as it has its weight, a connection can come after the table was read.
+		idle := dest.Weight == 0 && dest.ActiveConnections == 0 && dest.InactiveConnections == 0
+		if known && (left <= 0 || idle) {
 			continue
 		}
 		d.plan.drains[k] = since

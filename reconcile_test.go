@@ -138,6 +138,16 @@ func TestKernelReconcileDrains(t *testing.T) {
 	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsDeleted: 1}) {
 		t.Errorf("drained: %+v", got)
 	}
+	// Who got its weight back from another process has to lose it again first.
+	must(t, i.NewDestination(fewer[0].Service, ipv4Destination(1)))
+	must(t, second(r.Reconcile(fewer)))
+	must(t, i.UpdateDestination(fewer[0].Service, ipv4Destination(1)))
+	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, Again: time.Second}) {
+		t.Errorf("given its weight back by another: %+v", got)
+	}
+	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsDeleted: 1}) {
+		t.Errorf("drained in the end: %+v", got)
+	}
 	// A service that is not wanted stays until its destinations have gone.
 	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, Again: time.Second}) {
 		t.Errorf("service begins to drain: %+v", got)

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -19,22 +21,24 @@ const sendTimeout = 30 * time.Second
 // Sizes of the buffer for replies. The kernel makes each part of a dump as
 // large as the largest buffer that the socket ever read with, up to 32 KiB, and
 // clears it first: for the few destinations of a service that costs more than
-// all the rest.
+// all the rest. So much is the least that it makes with pages of 4 KiB; where it
+// makes them larger, the buffer grows.
 const (
-	smallBuffer = 4096
+	smallBuffer = 3776
 	largeBuffer = 32768
 )
 
 // errTruncated says that a datagram was larger than the buffer it was read into.
 var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buffer for it")
 
-// socket is a generic netlink socket. It is non-blocking and waits in Go's
-// poller, which gives it deadlines, and a Close that ends what is under way
-// and cannot hit a descriptor that was reused since. It is not safe for
-// concurrent use, but for Close.
+// socket is a non-blocking generic netlink socket. It is not safe for concurrent
+// use, but for close, which may come at any time.
+//
+// Almost always the kernel has answered when sendmsg returns, and no wait is
+// needed. Only a socket that has to wait joins Go's poller, which has deadlines,
+// and ends the wait when the socket is closed: to be in it costs every message
+// some hundred instructions.
 type socket struct {
-	file   *os.File
-	raw    syscall.RawConn
 	portID uint32 // the socket's netlink address; the kernel puts it into every reply
 	in     []byte // what replies are read into
 
@@ -43,17 +47,13 @@ type socket struct {
 
 	// The system calls; tests replace them to provoke faults.
 	sendmsg func(fd int, b []byte) error
-	recvmsg func(fd int, b []byte) (n, flags int, from unix.Sockaddr, err error)
+	recvmsg func(fd int, b []byte) (n int, from uint32, err error)
 
-	// Arguments and results of the system call under way. They are fields, and
-	// the two functions are bound once, so that no call has to allocate.
-	out        []byte
-	wait       bool
-	n, flags   int
-	from       unix.Sockaddr
-	err        error
-	onWritable func(fd uintptr) (done bool)
-	onReadable func(fd uintptr) (done bool)
+	// mu keeps the descriptor open during a system call.
+	mu     sync.Mutex
+	fd     int
+	closed bool
+	file   *os.File // owns fd once the socket is in the poller; nil before
 }
 
 // openSocket opens a socket in the network namespace of the calling thread.
@@ -67,7 +67,7 @@ func openSocket() (*socket, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return newSocket(fd, portID)
+	return newSocket(fd, portID), nil
 }
 
 // configure binds the socket and returns the port id that the kernel chose.
@@ -94,108 +94,159 @@ func configure(fd int) (portID uint32, err error) {
 }
 
 // newSocket makes a socket of a non-blocking descriptor, which it takes over.
-func newSocket(fd int, portID uint32) (*socket, error) {
-	s := &socket{
-		file:    os.NewFile(uintptr(fd), "netlink"),
-		portID:  portID,
-		in:      make([]byte, smallBuffer),
-		sendmsg: sendmsg,
-		recvmsg: recvmsg,
-	}
-	s.onWritable = s.tryToSend
-	s.onReadable = s.tryToReceive
-	// Without the poller, a wait would have no end: better no socket at all.
-	err := s.file.SetDeadline(time.Time{})
-	if err == nil {
-		s.raw, err = s.file.SyscallConn()
-	}
-	if err != nil {
-		s.file.Close()
-		return nil, fmt.Errorf("ipvs: preparing the netlink socket: %w", err)
-	}
-	return s, nil
+func newSocket(fd int, portID uint32) *socket {
+	return &socket{fd: fd, portID: portID, in: make([]byte, smallBuffer), sendmsg: sendmsg, recvmsg: recvmsg}
 }
 
 func sendmsg(fd int, b []byte) error { return unix.Send(fd, b, 0) }
 
-func recvmsg(fd int, b []byte) (n, flags int, from unix.Sockaddr, err error) {
-	n, _, flags, from, err = unix.Recvmsg(fd, b, nil, 0)
-	return n, flags, from, err
+// recvmsg returns the length of the datagram, even if that is more than fits,
+// and the port id of its sender. unix.Recvfrom does the same with two
+// allocations.
+func recvmsg(fd int, b []byte) (n int, from uint32, err error) {
+	var sender unix.RawSockaddrNetlink
+	size := uint32(unix.SizeofSockaddrNetlink)
+	r, _, errno := syscall.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
+		unix.MSG_TRUNC, uintptr(unsafe.Pointer(&sender)), uintptr(unsafe.Pointer(&size)))
+	if errno != 0 {
+		return 0, 0, errno
+	}
+	return int(r), sender.Pid, nil
 }
 
-func (s *socket) close() { s.file.Close() }
+// close closes the socket; calls under way end with ErrClosed.
+func (s *socket) close() {
+	s.mu.Lock()
+	closed, file := s.closed, s.file
+	s.closed = true
+	s.mu.Unlock()
+	switch {
+	case closed:
+	case file != nil:
+		file.Close() // ends a wait
+	default:
+		unix.Close(s.fd) // nobody uses it: they look at closed first
+	}
+}
+
+// use calls f with the descriptor, which stays open meanwhile.
+func (s *socket) use(f func(fd int) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	return f(s.fd)
+}
 
 // receiveQueue returns the size of the receive queue in bytes.
 func (s *socket) receiveQueue() (size int) {
-	s.raw.Control(func(fd uintptr) {
-		size, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+	s.use(func(fd int) (err error) {
+		size, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+		return err
 	})
 	return size
 }
 
+// poller returns the socket as it is in Go's poller, where it can wait.
+func (s *socket) poller() (*os.File, syscall.RawConn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, ErrClosed
+	}
+	if s.file == nil {
+		s.file = os.NewFile(uintptr(s.fd), "netlink")
+	}
+	raw, err := s.file.SyscallConn()
+	return s.file, raw, err
+}
+
 // send sends b, one or more whole requests, as one datagram.
 func (s *socket) send(b []byte) error {
-	s.out, s.wait = b, false
-	err := s.raw.Write(s.onWritable)
-	if err == nil && s.err == unix.EAGAIN {
-		s.wait = true
-		if err = s.file.SetWriteDeadline(time.Now().Add(sendTimeout)); err == nil {
-			err = s.raw.Write(s.onWritable)
-			s.file.SetWriteDeadline(time.Time{})
-		}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
 	}
-	s.out = nil
-	if err == nil {
-		err = s.err
+	err := s.trySend(s.fd, b)
+	s.mu.Unlock()
+	if err != unix.EAGAIN {
+		return err
+	}
+	file, raw, err := s.poller()
+	if err != nil {
+		return err
+	}
+	if err := file.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	waitErr := raw.Write(func(fd uintptr) bool {
+		err = s.trySend(int(fd), b)
+		return err != unix.EAGAIN
+	})
+	if waitErr != nil {
+		return waitErr
 	}
 	return err
 }
 
-func (s *socket) tryToSend(fd uintptr) (done bool) {
+func (s *socket) trySend(fd int, b []byte) error {
 	for {
-		if s.err = s.sendmsg(int(fd), s.out); s.err != unix.EINTR {
-			return !s.wait || s.err != unix.EAGAIN
+		if err := s.sendmsg(fd, b); err != unix.EINTR {
+			return err
 		}
 	}
 }
 
 // receive returns one datagram that the kernel sent; it is valid until the next
-// call. If none is there it waits until the deadline, or not at all if that is
-// zero: then the error is EAGAIN.
-func (s *socket) receive(deadline time.Time) ([]byte, error) {
-	s.wait = !deadline.IsZero()
-	if s.wait {
-		if err := s.file.SetReadDeadline(deadline); err != nil {
-			return nil, err
-		}
-		defer s.file.SetReadDeadline(time.Time{})
+// call. If none is there the error is EAGAIN.
+func (s *socket) receive() ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
 	}
+	return s.tryReceive(s.fd)
+}
+
+// receiveUntil is receive, but waits for a datagram until the deadline.
+func (s *socket) receiveUntil(deadline time.Time) (datagram []byte, err error) {
+	file, raw, err := s.poller()
+	if err != nil {
+		return nil, err
+	}
+	if err := file.SetReadDeadline(deadline); err != nil {
+		return nil, err
+	}
+	waitErr := raw.Read(func(fd uintptr) bool {
+		datagram, err = s.tryReceive(int(fd))
+		return err != unix.EAGAIN
+	})
+	if waitErr != nil {
+		return nil, waitErr
+	}
+	return datagram, err
+}
+
+func (s *socket) tryReceive(fd int) ([]byte, error) {
 	for {
-		err := s.raw.Read(s.onReadable)
-		if err == nil {
-			err = s.err
+		n, from, err := s.recvmsg(fd, s.in)
+		if err == unix.EINTR {
+			continue
 		}
 		if err != nil {
 			return nil, err
 		}
 		// Other processes can send to this socket too. Only the kernel's address is 0.
-		if from, ok := s.from.(*unix.SockaddrNetlink); !ok || from.Pid != 0 {
+		if from != 0 {
 			continue
 		}
-		if s.flags&unix.MSG_TRUNC != 0 {
-			s.in = make([]byte, largeBuffer) // for the next try
+		if n > len(s.in) {
+			s.in = make([]byte, min(2*len(s.in), largeBuffer)) // for the next try
 			return nil, errTruncated
 		}
-		return s.in[:s.n], nil
-	}
-}
-
-func (s *socket) tryToReceive(fd uintptr) (done bool) {
-	for {
-		s.n, s.flags, s.from, s.err = s.recvmsg(int(fd), s.in)
-		if s.err != unix.EINTR {
-			return !s.wait || s.err != unix.EAGAIN
-		}
+		return s.in[:n], nil
 	}
 }
 
@@ -204,7 +255,7 @@ func (s *socket) tryToReceive(fd uintptr) (done bool) {
 // it cannot get rid of is left to the sequence numbers.
 func (s *socket) drain(end time.Time) {
 	for s.lateReplies && time.Now().Before(end) {
-		switch _, err := s.receive(time.Time{}); err {
+		switch _, err := s.receive(); err {
 		case nil, errTruncated, unix.ENOBUFS:
 		case unix.EAGAIN:
 			s.lateReplies = false
@@ -258,13 +309,11 @@ func openSocketThere(ns netns.NsHandle) (_ *socket, restored bool, err error) {
 // thread that is there already it needs no privilege.
 func openSocketLike(s *socket) (like *socket, err error) {
 	ns := netns.None()
-	if controlErr := s.raw.Control(func(fd uintptr) {
-		var n int
-		n, err = unix.IoctlRetInt(int(fd), unix.SIOCGSKNS)
+	err = s.use(func(fd int) error {
+		n, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
 		ns = netns.NsHandle(n)
-	}); controlErr != nil {
-		return nil, controlErr
-	}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

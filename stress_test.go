@@ -288,8 +288,9 @@ func TestKernelKilled(t *testing.T) {
 		b := mustGet(Diff(from, want))(t)
 		c := runIn(t, ns, "kill", fmt.Sprintf("IPVS_TEST_SEED=%d", seed))
 		// Wait until it has begun, then a random moment.
-		for first := b.message(0); c.ProcessState == nil; {
-			s, d := b.decode(0)
+		first := b.blocks[0].messages
+		for c.ProcessState == nil {
+			s, d := decode(first[:native.Uint32(first)])
 			if begun, err := isMade(i, first, s, d); err != nil || begun {
 				must(t, err)
 				break
@@ -337,12 +338,12 @@ func isMade(i *Handle, msg []byte, s *Service, d *Destination) (bool, error) {
 // prefixMade returns how many changes of the batch lead from have to is, -1 if no number does.
 func prefixMade(t *testing.T, have []TableEntry, b *Batch, is []TableEntry) int {
 	m, goal := modelOf(t, have), modelOf(t, is)
-	for n := range b.changes {
+	for n, msg := range b.each {
 		if m.equal(goal) {
 			return n
 		}
-		s, d := b.decode(n)
-		must(t, m.apply(b.changes[n].cmd, s, d))
+		s, d := decode(msg)
+		must(t, m.apply(commandOf(msg), s, d))
 	}
 	if m.equal(goal) {
 		return b.Len()
@@ -439,9 +440,7 @@ func TestKernelSoak(t *testing.T) {
 		i, err := NewAt(ns)
 		must(t, err)
 		if queue > 0 {
-			i.socket.raw.Control(func(fd uintptr) {
-				must(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
-			})
+			must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
 		}
 		return i
 	}

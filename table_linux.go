@@ -81,10 +81,8 @@ func Diff(have, want []TableEntry) (*Batch, error) {
 	for _, b := range []*Batch{&d.changing, &d.parting, &d.leaving} {
 		all.join(b)
 	}
-	for n := range all.changes {
-		if bad := all.changes[n].bad; bad != nil {
-			return nil, fmt.Errorf("ipvs: the wanted table: %w", bad)
-		}
+	if len(all.bad) > 0 {
+		return nil, fmt.Errorf("ipvs: the wanted table: %w", all.bad[0])
 	}
 	return all, nil
 }
@@ -149,19 +147,6 @@ func (d *differ) compare(have, want *TableEntry) error {
 func contains[K comparable](set map[K]struct{}, key K) bool {
 	_, ok := set[key]
 	return ok
-}
-
-// join appends the changes of c.
-func (b *Batch) join(c *Batch) {
-	offset, index := len(b.requests), len(b.changes)
-	b.requests = append(b.requests, c.requests...)
-	for _, change := range c.changes {
-		change.end += offset
-		if change.bad != nil {
-			change.bad.Index += index
-		}
-		b.changes = append(b.changes, change)
-	}
 }
 
 // sentServiceKey returns what identifies s to the kernel, as it is sent.
