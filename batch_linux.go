@@ -309,6 +309,9 @@ func (i *Handle) Do(b *Batch) error {
 		return err
 	}
 	defer i.mu.Unlock()
+	if err := i.socket.wantErrorText(); err != nil {
+		return err
+	}
 	r := run{handle: i, batch: b}
 	atOnce := max(1, min(maxSend, i.socket.receiveQueue()/replyCharge))
 	for n := range b.blocks {

@@ -49,15 +49,24 @@ func newFake(t *testing.T, respond func(request []byte) []fakeReply) (*Handle, *
 		t.Fatal(err)
 	}
 	s := newSocket(fds[0], fakePortID)
+	s.errorText = true // a fake has no socket options
 	k := &fakeKernel{t: t, wakeFD: fds[1], respond: respond}
 	s.sendmsg, s.recvmsg = k.sendmsg, k.recvmsg
 	i := &Handle{socket: s, family: fakeFamily}
 	i.timeout.Store(int64(50 * time.Millisecond))
-	t.Cleanup(func() {
-		i.Close()
-		unix.Close(fds[1])
-	})
+	t.Cleanup(func() { k.close(i) })
 	return i, k
+}
+
+// close closes both ends, before the test ends if it needs many.
+func (k *fakeKernel) close(i *Handle) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	i.Close()
+	if k.wakeFD >= 0 {
+		unix.Close(k.wakeFD)
+		k.wakeFD = -1
+	}
 }
 
 func (k *fakeKernel) sendmsg(_ int, b []byte) error {
@@ -96,8 +105,10 @@ func (k *fakeKernel) push(replies ...fakeReply) {
 		}
 		k.mu.Lock()
 		k.queue = append(k.queue, r)
+		if k.wakeFD >= 0 {
+			unix.Write(k.wakeFD, []byte{0})
+		}
 		k.mu.Unlock()
-		unix.Write(k.wakeFD, []byte{0})
 	}
 }
 

@@ -136,7 +136,7 @@ func faults() []fault {
 		{name: "reply late, inside the next call", want: deadline,
 			apply: func(_ []byte, right []fakeReply) []fakeReply {
 				for n := range right {
-					right[n].after = faultTimeout * 3 / 2
+					right[n].after = faultTimeout * 5
 				}
 				return right
 			}},
@@ -296,7 +296,7 @@ func TestFaultMatrix(t *testing.T) {
 func cell(t *testing.T, name string, f fault, call func(i *Handle) (any, error), right any) bool {
 	faulty, applied := true, false
 	i, k := newFake(t, nil)
-	defer i.Close()
+	defer k.close(i)
 	i.timeout.Store(int64(faultTimeout))
 	k.respond = func(r []byte) []fakeReply {
 		replies := rightReplies(r)

@@ -201,6 +201,9 @@ type Handle struct {
 // If the kernel has no IPVS, New tries to load it: newer kernels (6.1) do so by
 // themselves, for older ones it runs modprobe if the process may load modules.
 // If that does not help the error is ErrNotSupported.
+//
+// Once IPVS was found New does not ask for it again. Should it be unloaded later,
+// calls load it again, or end with ErrNotSupported.
 func New(path string) (*Handle, error) {
 	if path == "" {
 		return newHandle(openSocket())
@@ -226,8 +229,11 @@ func newHandle(s *socket, err error) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Handle{socket: s}
+	i := &Handle{socket: s, family: uint16(knownFamily.Load())}
 	i.timeout.Store(int64(defaultTimeout))
+	if i.family != 0 {
+		return i, nil // if it is an old one, the first call will find the new one
+	}
 	if err := i.setup(s); err != nil {
 		i.Close()
 		return nil, err

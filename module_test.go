@@ -189,6 +189,7 @@ func copyFile(t *testing.T, from, to string) {
 func TestModuleRowLoadedByNew(t *testing.T) {
 	needVM(t)
 	unloadIPVS(t)
+	knownFamily.Store(0) // as in a new process
 	i, err := New("")
 	must(t, err)
 	i.Close()

@@ -329,6 +329,10 @@ func (i *Handle) lost(doing string, err error) error {
 	}
 }
 
+// knownFamily is the family id that was found last, by any handle; 0 as long as
+// there is none. A handle that finds its own to be an old one replaces it.
+var knownFamily atomic.Uint32
+
 // warned keeps a missing IPVS from being logged again at each attempt.
 var warned atomic.Bool
 
@@ -349,6 +353,7 @@ func (i *Handle) setup(s *socket) error {
 		return err
 	}
 	warned.Store(false)
+	knownFamily.CompareAndSwap(uint32(i.family), uint32(family))
 	i.family = family
 	return nil
 }

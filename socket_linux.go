@@ -44,6 +44,8 @@ type socket struct {
 
 	// lateReplies: an exchange was given up, what is queued may belong to it.
 	lateReplies bool
+	// errorText: wantErrorText was called.
+	errorText bool
 
 	// The system calls; tests replace them to provoke faults.
 	sendmsg func(fd int, b []byte) error
@@ -82,13 +84,6 @@ func configure(fd int) (portID uint32, err error) {
 	nladdr, ok := addr.(*unix.SockaddrNetlink)
 	if !ok {
 		return 0, fmt.Errorf("ipvs: the netlink socket's address is a %T", addr)
-	}
-	// An error reply need not echo the request, and may say in words what is
-	// wrong. Kernels before 4.3 and 4.12 do without.
-	for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
-		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); err != nil && err != unix.ENOPROTOOPT {
-			return 0, fmt.Errorf("ipvs: setting netlink socket option %d: %w", option, err)
-		}
 	}
 	return nladdr.Pid, nil
 }
@@ -137,6 +132,23 @@ func (s *socket) use(f func(fd int) error) error {
 		return ErrClosed
 	}
 	return f(s.fd)
+}
+
+// wantErrorText asks for error replies that say in words what is wrong, and need
+// not echo the request. Kernels before 4.3 and 4.12 do without.
+func (s *socket) wantErrorText() error {
+	if s.errorText {
+		return nil
+	}
+	s.errorText = true
+	return s.use(func(fd int) error {
+		for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); err != nil && err != unix.ENOPROTOOPT {
+				return fmt.Errorf("ipvs: setting netlink socket option %d: %w", option, err)
+			}
+		}
+		return nil
+	})
 }
 
 // receiveQueue returns the size of the receive queue in bytes.

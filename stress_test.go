@@ -196,7 +196,7 @@ func runIn(t *testing.T, ns netns.NsHandle, name string, env ...string) *exec.Cm
 func killTables(seed uint64) (have, want []TableEntry) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	table := func() (table []TableEntry) {
-		for n := range 60 {
+		for n := range 100 {
 			if r.IntN(4) == 0 {
 				continue
 			}
@@ -299,7 +299,7 @@ func TestKernelKilled(t *testing.T) {
 				break
 			}
 		}
-		time.Sleep(time.Duration(rand.IntN(4000)) * time.Microsecond)
+		time.Sleep(time.Duration(rand.IntN(8000)) * time.Microsecond)
 		c.Process.Kill()
 		c.Wait()
 
@@ -321,7 +321,7 @@ func TestKernelKilled(t *testing.T) {
 
 // isMade tells whether a change that creates something was made.
 func isMade(i *Handle, msg []byte, s *Service, d *Destination) (bool, error) {
-	switch cmdOf(msg) {
+	switch commandOf(msg) {
 	case cmdNewService:
 		_, err := i.GetService(s)
 		if err == syscall.ESRCH {
