@@ -187,12 +187,12 @@ type Handle struct {
 	socket  *socket
 	family  uint16 // family id of IPVS
 	seq     uint32 // last sequence number
-	request []byte // memory of the request under way
+	scratch []byte // memory of the request under way
 	answer  answer // and of its answer
 
-	bulk        atomic.Pointer[socket] // reads with large buffers; nil until it pays
-	bulkRefused bool                   // it could not be opened
-	bulkWanted  bool                   // the last list of services was long
+	bulk        atomic.Pointer[socket]  // reads with large buffers; nil until it pays
+	bulkRefused bool                    // it could not be opened
+	long        map[serviceKey]struct{} // lists that were long the last time
 }
 
 // New opens a handle for a network namespace: that of the calling thread for
@@ -325,11 +325,10 @@ func (i *Handle) DelDestination(s *Service, d *Destination) error {
 // the same time, one that was there throughout can be missing. None comes twice.
 func (i *Handle) GetServices() ([]*Service, error) {
 	var services serviceList
-	err := i.dump(cmdGetService, nil, &services)
+	err := i.dump(cmdGetService, nil, &services, serviceKey{})
 	if err != nil {
 		return nil, err
 	}
-	i.noteServices(len(services.items))
 	return services.items, nil
 }
 
@@ -339,7 +338,10 @@ func (i *Handle) GetServices() ([]*Service, error) {
 // As with GetServices, it is not a snapshot.
 func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 	var destinations destinationList
-	err := i.dump(cmdGetDest, identity(s), &destinations)
+	key, err := sentServiceKey(s)
+	if err == nil {
+		err = i.dump(cmdGetDest, identity(s), &destinations, key)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -389,8 +391,8 @@ func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
 		return err
 	}
 	defer i.mu.Unlock()
-	msg, err := fillChange(newGenlRequest(i.request[:0], i.family, cmd, genlVersion, unix.NLM_F_ACK), cmd, s, d)
-	i.request = msg // grown, maybe
+	msg, err := fillChange(newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, unix.NLM_F_ACK), cmd, s, d)
+	i.scratch = msg // grown, maybe
 	if err != nil {
 		return err
 	}
@@ -414,13 +416,28 @@ func (i *Handle) change(cmd uint8, fill filler) error {
 // dump sends a request that has any number of messages as its answer. If the
 // kernel calls the answer inconsistent, or a part was larger than the buffer, it
 // is asked again, a few times.
-func (i *Handle) dump(cmd uint8, fill filler, c collector) (err error) {
+//
+// The list is remembered under key, the service's for destinations and zero for
+// services, if it is long: then it is read with large buffers the next time.
+func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error {
+	if err := i.begin(); err != nil {
+		return err
+	}
+	defer i.mu.Unlock()
+	s := i.socket
+	if contains(i.long, key) {
+		s = i.bulkSocket()
+	}
+	var err error
 	for range dumpAttempts {
 		c.reset()
-		err = i.call(cmd, unix.NLM_F_DUMP, fill, c)
+		err = i.request(s, cmd, unix.NLM_F_DUMP, fill, c)
 		if err != errInterrupted && err != errTruncated {
-			return err
+			break
 		}
+	}
+	if err == nil {
+		i.noteLength(key, c.length())
 	}
 	return err
 }
@@ -429,6 +446,7 @@ func (i *Handle) dump(cmd uint8, fill filler, c collector) (err error) {
 type collector interface {
 	parser
 	reset()
+	length() int
 }
 
 // filler appends the attributes of a request to b.
@@ -439,47 +457,52 @@ func identity(s *Service) filler {
 	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
 }
 
-// call makes a request, sends it and has its answer parsed.
+// call sends a request and has its answer parsed.
 func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
 	if err := i.begin(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
-	msg := newGenlRequest(i.request[:0], i.family, cmd, genlVersion, flags)
+	return i.request(i.socket, cmd, flags, fill, p)
+}
+
+// request makes a request, sends it and has its answer parsed.
+func (i *Handle) request(s *socket, cmd uint8, flags uint16, fill filler, p parser) error {
+	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
 	if fill != nil {
 		var err error
 		if msg, err = fill(msg); err != nil {
 			return err
 		}
 	}
-	i.request = msg // grown, maybe
-	s := i.socket
-	if cmd == cmdGetService && flags == unix.NLM_F_DUMP {
-		s = i.socketForServices()
-	}
+	i.scratch = msg // grown, maybe
 	return i.execute(s, msg, p)
 }
 
-// manyServices is the number of services from which on their list is read with
-// large buffers.
-const manyServices = 100
+// longList is the number of entries from which on a list is read with large buffers.
+const longList = 100
 
-// noteServices notes how many services there are.
-func (i *Handle) noteServices(n int) {
-	i.mu.Lock()
-	i.bulkWanted = n > manyServices
-	i.mu.Unlock()
+// noteLength notes whether a list is long.
+func (i *Handle) noteLength(key serviceKey, n int) {
+	switch {
+	case n <= longList:
+		delete(i.long, key)
+	case i.long == nil:
+		i.long = map[serviceKey]struct{}{key: {}}
+	default:
+		i.long[key] = struct{}{}
+	}
 }
 
-// socketForServices returns the socket to list the services with. The kernel
-// makes the parts of a dump as large as the largest buffer a socket ever read
-// with, and clears them first. Large parts make a long list cheap, and the many
-// short lists of destinations dear: each has a socket of its own.
-func (i *Handle) socketForServices() *socket {
+// bulkSocket returns the socket for long lists. The kernel makes the parts of a
+// dump as large as the largest buffer a socket ever read with, and clears them
+// first. Large parts make a long list cheap, and the many short ones dear: each
+// kind has a socket of its own.
+func (i *Handle) bulkSocket() *socket {
 	if bulk := i.bulk.Load(); bulk != nil {
 		return bulk
 	}
-	if !i.bulkWanted || i.bulkRefused {
+	if i.bulkRefused {
 		return i.socket
 	}
 	bulk, err := openSocketLike(i.socket)

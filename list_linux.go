@@ -85,6 +85,8 @@ func roundUp(n int) int { return 1 << bits.Len(uint(n)) }
 // reset forgets the items, for an answer that is asked for again.
 func (l *list[T, K]) reset() { l.items, l.seen = nil, nil }
 
+func (l *list[T, K]) length() int { return len(l.items) }
+
 type serviceList struct{ list[Service, serviceKey] }
 
 // parse takes a message with a service.

@@ -84,41 +84,54 @@ type handle[S, D any, H interface {
 	changes []prepared[S, D]
 }
 
+// prepared is a change; those of one service share it.
 type prepared[S, D any] struct {
 	op op
-	s  S
-	d  D
+	s  *S
+	d  *D
+}
+
+// prepareChanges makes the changes in a library's types.
+func prepareChanges[S, D any](changes []change, service func(*service) *S, destination func(*destination) *D) []prepared[S, D] {
+	all := make([]prepared[S, D], len(changes))
+	for n, change := range changes {
+		p := &all[n]
+		p.op = change.op
+		if n > 0 && change.service == changes[n-1].service {
+			p.s = all[n-1].s
+		} else {
+			p.s = service(change.service)
+		}
+		if change.destination != nil {
+			p.d = destination(change.destination)
+		}
+	}
+	return all
 }
 
 func (c *handle[S, D, H]) prepare(table []service, changes []change) {
-	c.ids, c.changes = nil, nil
+	c.ids = nil
 	for n := range table {
 		c.ids = append(c.ids, c.service(&table[n]))
 	}
-	for _, change := range changes {
-		p := prepared[S, D]{op: change.op, s: *c.service(change.service)}
-		if change.destination != nil {
-			p.d = *c.destination(change.destination)
-		}
-		c.changes = append(c.changes, p)
-	}
+	c.changes = prepareChanges(changes, c.service, c.destination)
 }
 
 func (c *handle[S, D, H]) apply(n int) error {
 	p := &c.changes[n]
 	switch p.op {
 	case newService:
-		return c.h.NewService(&p.s)
+		return c.h.NewService(p.s)
 	case setService:
-		return c.h.UpdateService(&p.s)
+		return c.h.UpdateService(p.s)
 	case delService:
-		return c.h.DelService(&p.s)
+		return c.h.DelService(p.s)
 	case newDestination:
-		return c.h.NewDestination(&p.s, &p.d)
+		return c.h.NewDestination(p.s, p.d)
 	case setDestination:
-		return c.h.UpdateDestination(&p.s, &p.d)
+		return c.h.UpdateDestination(p.s, p.d)
 	default:
-		return c.h.DelDestination(&p.s, &p.d)
+		return c.h.DelDestination(p.s, p.d)
 	}
 }
 
@@ -196,17 +209,17 @@ func (c *thisClient) applyAll() error {
 		p := &c.changes[n]
 		switch p.op {
 		case newService:
-			b.NewService(&p.s)
+			b.NewService(p.s)
 		case setService:
-			b.UpdateService(&p.s)
+			b.UpdateService(p.s)
 		case delService:
-			b.DelService(&p.s)
+			b.DelService(p.s)
 		case newDestination:
-			b.NewDestination(&p.s, &p.d)
+			b.NewDestination(p.s, p.d)
 		case setDestination:
-			b.UpdateDestination(&p.s, &p.d)
+			b.UpdateDestination(p.s, p.d)
 		default:
-			b.DelDestination(&p.s, &p.d)
+			b.DelDestination(p.s, p.d)
 		}
 	}
 	return c.h.Do(&b)
@@ -251,40 +264,38 @@ func openCloudflare(ns namespace) (client, error) {
 	return c, err
 }
 
-func (c *cloudflareClient) service(s *service) ipvs.Service {
-	return ipvs.Service{Address: netip.AddrFrom4(s.address), Netmask: netmask.MaskFrom(32, 32), Scheduler: scheduler,
+func cloudflareService(s *service) *ipvs.Service {
+	return &ipvs.Service{Address: netip.AddrFrom4(s.address), Netmask: netmask.MaskFrom(32, 32), Scheduler: scheduler,
 		Timeout: s.timeout, Port: servicePort, Family: ipvs.INET, Protocol: ipvs.TCP}
 }
 
+func cloudflareDestination(d *destination) *ipvs.Destination {
+	return &ipvs.Destination{Address: netip.AddrFrom4(d.address), Weight: d.weight, Port: destinationPort, Family: ipvs.INET}
+}
+
 func (c *cloudflareClient) prepare(table []service, changes []change) {
-	c.ids, c.changes = nil, nil
+	c.ids = nil
 	for n := range table {
-		c.ids = append(c.ids, c.service(&table[n]))
+		c.ids = append(c.ids, *cloudflareService(&table[n]))
 	}
-	for _, change := range changes {
-		p := prepared[ipvs.Service, ipvs.Destination]{op: change.op, s: c.service(change.service)}
-		if d := change.destination; d != nil {
-			p.d = ipvs.Destination{Address: netip.AddrFrom4(d.address), Weight: d.weight, Port: destinationPort, Family: ipvs.INET}
-		}
-		c.changes = append(c.changes, p)
-	}
+	c.changes = prepareChanges(changes, cloudflareService, cloudflareDestination)
 }
 
 func (c *cloudflareClient) apply(n int) error {
 	p := &c.changes[n]
 	switch p.op {
 	case newService:
-		return c.c.CreateService(p.s)
+		return c.c.CreateService(*p.s)
 	case setService:
-		return c.c.UpdateService(p.s)
+		return c.c.UpdateService(*p.s)
 	case delService:
-		return c.c.RemoveService(p.s)
+		return c.c.RemoveService(*p.s)
 	case newDestination:
-		return c.c.CreateDestination(p.s, p.d)
+		return c.c.CreateDestination(*p.s, *p.d)
 	case setDestination:
-		return c.c.UpdateDestination(p.s, p.d)
+		return c.c.UpdateDestination(*p.s, *p.d)
 	default:
-		return c.c.RemoveDestination(p.s, p.d)
+		return c.c.RemoveDestination(*p.s, *p.d)
 	}
 }
 

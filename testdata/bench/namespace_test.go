@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	this "ipvs.test/checkout"
 )
 
 // The main thread stays with the main goroutine: a thread that works in
@@ -19,12 +20,26 @@ func init() { runtime.LockOSThread() }
 
 // namespace is a network namespace of its own for each table, since what a
 // table leaves behind (deleted destinations are kept for minutes, and looked
-// through) changes the cost of the next one. It stays until the process ends,
-// so that the kernel does not clean up while something is measured.
+// through) changes the cost of the next one.
 type namespace struct{ file *os.File }
+
+// all are the namespaces so far. They stay until the process ends, so that the
+// kernel does not clean up while something is measured.
+var all []namespace
 
 func newNamespace(b *testing.B) (ns namespace) {
 	b.Helper()
+	// Kernels before 7 have one hash table for the services of all namespaces.
+	if len(all) > 0 {
+		h, err := this.New(all[len(all)-1].path())
+		if err == nil {
+			err = h.Flush()
+			h.Close()
+		}
+		if err != nil {
+			b.Fatal("flushing the last table: ", err)
+		}
+	}
 	err := onOwnThread(func() (err error) {
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
@@ -44,11 +59,9 @@ func newNamespace(b *testing.B) (ns namespace) {
 	if err != nil {
 		b.Fatal("a new network namespace: ", err)
 	}
-	keep = append(keep, ns)
+	all = append(all, ns)
 	return ns
 }
-
-var keep []namespace
 
 // path names the namespace for whoever opens it by path.
 func (ns namespace) path() string { return fmt.Sprintf("/proc/self/fd/%d", ns.file.Fd()) }
