@@ -33,10 +33,10 @@ const (
 	dumpAttempts = 4
 )
 
-// genlMsgHdr is the generic netlink header, struct genlmsghdr.
+// genlMsgHdr is the generic netlink header, struct genlmsghdr; two reserved bytes
+// follow.
 type genlMsgHdr struct {
 	cmd, version uint8
-	reserved     uint16
 }
 
 // ipvsFlags is what IPVS_SVC_ATTR_FLAGS carries, struct ip_vs_flags.
