@@ -522,7 +522,7 @@ func TestKernelSoak(t *testing.T) {
 	t.Logf("%s; %d failures", strings.Join(report, "; "), failures)
 	middle, end := marks[1], marks[2]
 	// A handle has a second descriptor once it listed many services.
-	if end.heap > middle.heap+1024 || end.rss > middle.rss+8192 || end.fds > middle.fds+1 || end.threads > middle.threads+2 {
+	if end.heap > middle.heap+1024 || end.rss > middle.rss+16384 || end.fds > middle.fds+1 || end.threads > middle.threads+2 {
 		t.Errorf("grows: %+v, %+v, %+v", marks[0], middle, end)
 	}
 	if got := read(t, i); !reflect.DeepEqual(got, is) {
@@ -627,7 +627,8 @@ func TestKernelPrivileges(t *testing.T) {
 			c.Dir = "/"
 			setUp(c)
 			out, err := c.CombinedOutput()
-			if err != nil || string(out) != "0 programs\n" {
+			// Built for coverage, the helper has a word to say of that too.
+			if err != nil || !strings.HasPrefix(string(out), "0 programs\n") || strings.Contains(string(out), "level=") {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
