@@ -1,8 +1,10 @@
 package ipvs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"syscall"
 
@@ -32,6 +34,8 @@ const (
 	// What an error reply is charged in the receive queue, and more than that. So
 	// many fit into it as are sent at once, even if all changes fail.
 	replyCharge = 1536
+	// What the kernel wants to be left of the send buffer.
+	sendOverhead = 32
 )
 
 // NewService adds what Handle.NewService does to the batch.
@@ -81,7 +85,7 @@ func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
 	last.messages = msg
 	if err != nil {
 		last.messages = msg[:begin]
-		b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneOf(s), Destination: cloneOf(d), Err: err})
+		b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneService(s), Destination: cloneDestination(d), Err: err})
 	} else {
 		setLength(msg[begin:])
 		last.count++
@@ -139,11 +143,21 @@ func (b *Batch) join(c *Batch) {
 	b.n += c.n
 }
 
-func cloneOf[T any](v *T) *T {
-	if v == nil {
+func cloneService(s *Service) *Service {
+	if s == nil {
 		return nil
 	}
-	clone := *v
+	clone := *s
+	clone.Address = bytes.Clone(s.Address)
+	return &clone
+}
+
+func cloneDestination(d *Destination) *Destination {
+	if d == nil {
+		return nil
+	}
+	clone := *d
+	clone.Address = bytes.Clone(d.Address)
 	return &clone
 }
 
@@ -279,6 +293,8 @@ func (e *OpError) hint() string {
 		return ""
 	case e.Err == syscall.ENOENT && onDestination:
 		return "no such destination"
+	case e.Err == syscall.ENOENT && e.Service.SchedName == "":
+		return "the service names no scheduler"
 	case e.Err == syscall.ENOENT && e.Service.PEName != "":
 		return fmt.Sprintf("the kernel has no scheduler %q or no persistence engine %q", e.Service.SchedName, e.Service.PEName)
 	case e.Err == syscall.ENOENT:
@@ -287,6 +303,10 @@ func (e *OpError) hint() string {
 		return "no such service"
 	case e.Err == syscall.EINVAL && onDestination && e.Destination.AddressFamily != e.Service.AddressFamily:
 		return "only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"
+	case e.Err == syscall.EINVAL && onDestination && e.Destination.TunnelType == TunnelGUE && e.Destination.TunnelPort == 0:
+		return "a GUE tunnel needs a port"
+	case e.Err == syscall.EINVAL && onDestination && e.Destination.UpperThreshold > math.MaxInt32:
+		return "thresholds go up to 2^31-1"
 	case e.Err == syscall.EINVAL && onDestination:
 		return "the address must be a unicast one in this network namespace, which needs an interface that is up"
 	}
@@ -295,7 +315,8 @@ func (e *OpError) hint() string {
 
 // Do makes the changes of the batch, in order; a change that fails does not stop
 // the rest. They travel many at a time. The result is nil only if the kernel
-// confirmed them all, else a *BatchError.
+// confirmed them all; else it is a *BatchError, or ErrClosed if the handle was
+// closed before.
 //
 // Where the confirmation was lost, the error of a change matches ErrUnknown, and
 // what comes after it is not sent: its error is the reason.
@@ -309,15 +330,19 @@ func (i *Handle) Do(b *Batch) error {
 		return err
 	}
 	defer i.mu.Unlock()
+	if i.closed.Load() {
+		return ErrClosed
+	}
 	if err := i.socket.wantErrorText(); err != nil {
 		return err
 	}
 	r := run{handle: i, batch: b}
-	atOnce := max(1, min(maxSend, i.socket.receiveQueue()/replyCharge))
+	receive, send := i.socket.buffers()
+	atOnce, bytesAtOnce := max(1, min(maxSend, receive/replyCharge)), send-sendOverhead
 	for n := range b.blocks {
 		first, rest := b.blocks[n].first, b.blocks[n].messages
 		for len(rest) > 0 {
-			size, count := window(rest, atOnce)
+			size, count := window(rest, atOnce, bytesAtOnce)
 			if err := r.send(first, count, rest[:size]); err != nil {
 				r.refuse(first+count, b.n, fmt.Errorf("ipvs: not sent, after: %w", err))
 				return r.result()
@@ -328,10 +353,15 @@ func (i *Handle) Do(b *Batch) error {
 	return r.result()
 }
 
-// window returns how many bytes the first messages have, at most so many.
-func window(messages []byte, atMost int) (size, count int) {
+// window returns the size of the first messages, which are at most so many and
+// so large, but at least one.
+func window(messages []byte, atMost, bytes int) (size, count int) {
 	for size < len(messages) && count < atMost {
-		size += int(native.Uint32(messages[size:]))
+		next := size + int(native.Uint32(messages[size:]))
+		if count > 0 && next > bytes {
+			break
+		}
+		size = next
 		count++
 	}
 	return size, count
@@ -393,7 +423,7 @@ func (r *run) send(first, count int, messages []byte) error {
 		return err
 	}
 	if t.stale {
-		r.sendAgain(first, messages)
+		return r.sendAgain(first, messages)
 	}
 	return nil
 }
@@ -421,13 +451,14 @@ func (t *refusals) take(m message) (done bool, err error) {
 }
 
 // sendAgain makes the changes again that were refused because the family id was
-// an old one. As in execute, ENOENT can as well be what IPVS says.
-func (r *run) sendAgain(first int, messages []byte) {
+// an old one. As in execute, ENOENT can as well be what IPVS says. Its error says
+// that the kernel cannot be reached.
+func (r *run) sendAgain(first int, messages []byte) (lost error) {
 	i, s := r.handle, r.handle.socket
 	family := i.family
 	err := i.setup(s)
 	if err == nil && i.family == family {
-		return
+		return nil
 	}
 	for n, rest := first, messages; len(rest) > 0; n++ {
 		msg := rest[:native.Uint32(rest)]
@@ -436,12 +467,20 @@ func (r *run) sendAgain(first int, messages []byte) {
 			continue
 		}
 		r.refusals[n] = refusal{err: err}
-		if err == nil {
-			setFamily(msg, i.family)
-			setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-			r.refusals[n].err = i.exchange(s, msg, nil)
+		if err != nil {
+			continue // not made: IPVS is gone, or what came before was lost
 		}
+		setFamily(msg, i.family)
+		setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+		outcome := i.exchange(s, msg, nil)
+		if _, refused := outcome.(syscall.Errno); outcome != nil && !refused {
+			lost = outcome
+			err = fmt.Errorf("ipvs: not sent, after: %w", lost)
+			outcome = fmt.Errorf("%w: %w", ErrUnknown, lost)
+		}
+		r.refusals[n].err = outcome
 	}
+	return lost
 }
 
 // result returns what was refused, and what could not be sent at all.

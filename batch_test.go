@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -330,5 +332,80 @@ func TestKernelBatch(t *testing.T) {
 	must(t, i.Do(&b))
 	if services := mustGet(i.GetServices())(t); len(services) != 0 {
 		t.Errorf("%d services left", len(services))
+	}
+}
+
+// What is wrong with bad input can be printed, and is what was given then.
+func TestBatchPrintsBadInput(t *testing.T) {
+	bad := &Service{AddressFamily: unix.AF_INET6, Address: net.IP{10, 0, 0, 1}, Protocol: 6, Port: 80}
+	if got, want := bad.String(), "-t 10.0.0.1:80 -s "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	var b Batch
+	b.NewService(bad)
+	b.NewDestination(ipv4Service(1), &Destination{AddressFamily: unix.AF_INET6, Address: net.IP{10, 1, 0, 1}, Weight: 1})
+	bad.Address[3] = 99
+	const want = `# not possible: change 0, NewService -t 10.0.0.1:80: ipvs: the service's address 10.0.0.1 is not of its address family 10
+# not possible: change 1, NewDestination -t 10.0.0.1:80 -r 10.1.0.1:0: ipvs: the destination's address 10.1.0.1 is not of its address family 10
+`
+	if got := b.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	i, _ := newFake(t, acknowledge)
+	if err := i.Do(&b); err == nil || !strings.Contains(err.Error(), "2 of 2 changes failed; change 0, NewService -t 10.0.0.1:80: ") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := (&Reconciler{Handle: i, Owned: func(*Service) bool { return false }}).Reconcile([]TableEntry{{Service: bad}}); err == nil {
+		t.Error("a bad service is reconciled")
+	}
+	i.Close()
+	for range 2 {
+		if err := i.Do(&b); err != ErrClosed {
+			t.Errorf("closed: %v", err)
+		}
+	}
+}
+
+// The family id is an old one, and then the kernel is silent: what may have been
+// done is unknown, the rest is not sent, and it does not take a time-out each.
+func TestDoStaleFamilyThenSilence(t *testing.T) {
+	const newFamily = fakeFamily + 1
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		switch {
+		case isFamilyRequest(r):
+			return one(familyReply(r, newFamily))
+		case native.Uint16(r[4:]) != newFamily:
+			return one(errorReply(r, syscall.ENOENT))
+		}
+		return nil
+	})
+	var b Batch
+	for n := range 2 * maxSend {
+		b.NewService(ipv4Service(n))
+	}
+	start := time.Now()
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || len(failed.Errors) != b.Len() || time.Since(start) > 5*time.Second {
+		t.Fatalf("%v after %v", err, time.Since(start))
+	}
+	for n, op := range failed.Errors {
+		if errors.Is(op, ErrUnknown) != (n == 0) || !errors.Is(op, os.ErrDeadlineExceeded) {
+			t.Fatal(op)
+		}
+	}
+}
+
+// A small send buffer makes small sends.
+func TestKernelDoSmallSendBuffer(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1))
+	var b Batch
+	for n := range 300 {
+		b.NewService(ipv4Service(n))
+	}
+	must(t, i.Do(&b))
+	if services := mustGet(i.GetServices())(t); len(services) != 300 {
+		t.Errorf("%d services", len(services))
 	}
 }

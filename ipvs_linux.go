@@ -3,6 +3,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -58,7 +59,8 @@ type Service struct {
 
 	// Timeout of the persistence, in seconds; it counts with the flag for
 	// persistence only (IPVS_SVC_ATTR_TIMEOUT). The kernel multiplies it by its
-	// ticks a second without a check: above some 4 million it may wrap.
+	// ticks a second without a check: above some 4 million it may wrap, and then
+	// comes back as another.
 	Timeout uint32
 
 	// Netmask groups clients for persistence (IPVS_SVC_ATTR_NETMASK). For IPv4 it is
@@ -135,7 +137,8 @@ type Destination struct {
 
 	// UpperThreshold is the number of connections above which the real server gets
 	// no new ones, LowerThreshold the one below which it gets some again; 0 for
-	// none (IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH).
+	// none. Newer kernels (6.1) take up to 2^31-1 (IPVS_DEST_ATTR_U_THRESH,
+	// IPVS_DEST_ATTR_L_THRESH).
 	UpperThreshold uint32
 	LowerThreshold uint32
 
@@ -254,8 +257,12 @@ func (i *Handle) Close() {
 }
 
 // SetTimeout sets how long a call may wait for the kernel's reply, 3 s at
-// first. A long answer may take that time for each of its parts.
+// first. A long answer may take that time for each of its parts, and ten times
+// as long as a whole.
 func (i *Handle) SetTimeout(d time.Duration) error {
+	if i == nil {
+		return ErrClosed
+	}
 	if d <= 0 {
 		return fmt.Errorf("ipvs: a time-out of %v is not positive", d)
 	}
@@ -264,6 +271,11 @@ func (i *Handle) SetTimeout(d time.Duration) error {
 }
 
 func (i *Handle) receiveTimeout() time.Duration { return time.Duration(i.timeout.Load()) }
+
+// answerTimeout is how long a whole answer may take.
+func (i *Handle) answerTimeout() time.Duration {
+	return patience * min(i.receiveTimeout(), math.MaxInt64/patience)
+}
 
 // NewService adds a virtual service (IPVS_CMD_NEW_SERVICE). The kernel refuses
 // with EEXIST if it has it already, and with ENOENT if it has no such scheduler

@@ -302,11 +302,10 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 		}
 		if end.IsZero() {
 			if !done {
-				end = time.Now().Add(patience * i.receiveTimeout())
+				end = time.Now().Add(i.answerTimeout())
 			}
 		} else if !done && time.Now().After(end) {
-			return fmt.Errorf("ipvs: the kernel's reply did not end within %v: %w",
-				patience*i.receiveTimeout(), os.ErrDeadlineExceeded)
+			return fmt.Errorf("ipvs: the kernel's reply did not end within %v: %w", i.answerTimeout(), os.ErrDeadlineExceeded)
 		}
 	}
 	return nil

@@ -3,9 +3,12 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Reconciler brings the kernel's table to a wanted one, again and again. Its zero
@@ -17,14 +20,15 @@ type Reconciler struct {
 	Handle *Handle
 
 	// Owned tells which services are the caller's; nil: all. Others are never
-	// touched, and may not be wanted.
+	// touched: to want one is an error. It is given services as the kernel returns
+	// them, with their family, and IPv4 addresses of 4 bytes.
 	Owned func(*Service) bool
 
 	// Drain is how long a destination that is no longer wanted may finish its
 	// connections. It gets weight 0, and a later call deletes it once it has no
 	// connection, active or inactive, or its time is up. A service that is no longer
-	// wanted stays meanwhile, and goes with the last of its destinations. With 0 all
-	// goes at once.
+	// wanted stays meanwhile, and goes with the last of its destinations. With 0, or
+	// less, all goes at once.
 	//
 	// A TCP connection that both sides closed counts as inactive for two minutes more:
 	// with a shorter Drain its destination goes by the time limit.
@@ -88,8 +92,8 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 // to want; none if that is so already. If others change the table at the same
 // time, it reads again, a bounded number of times.
 //
-// The Changes are right with an error too: they count what was done. The error
-// is a *BatchError where changes failed.
+// The Changes count with an error too what is known to be done. The error is a
+// *BatchError where changes failed.
 func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,14 +182,25 @@ func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
 	if owned == nil {
 		owned = func(*Service) bool { return true }
 	}
-	for n := range want {
-		if s := want[n].Service; s != nil && !owned(s) {
-			return nil, fmt.Errorf("ipvs: service %s is wanted, but not owned", serviceName(s))
+	foreign := map[serviceKey]struct{}{}
+	have, err := r.Handle.getTable(func(s *Service) bool {
+		if owned(s) {
+			return true
 		}
-	}
-	have, err := r.Handle.getTable(owned)
+		foreign[keyOfService(s)] = struct{}{}
+		return false
+	})
 	if err != nil {
 		return nil, err
+	}
+	for n := range want {
+		s, key, err := asReturned(want[n].Service)
+		if err != nil {
+			return nil, err
+		}
+		if !owned(s) || contains(foreign, key) {
+			return nil, fmt.Errorf("ipvs: service %s is wanted, but not owned", serviceName(s))
+		}
 	}
 	p := new(plan)
 	if r.Drain > 0 {
@@ -195,6 +210,20 @@ func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
 	}
 	p.batch, err = Diff(have, want)
 	return p, err
+}
+
+// asReturned returns s as the kernel would return it, and what identifies it.
+func asReturned(s *Service) (*Service, serviceKey, error) {
+	key, err := sentServiceKey(s)
+	if err != nil {
+		return nil, key, err
+	}
+	returned := *s
+	returned.AddressFamily = key.family
+	if s.FWMark == 0 && key.family == unix.AF_INET {
+		returned.Address = key.address[:net.IPv4len]
+	}
+	return &returned, key, nil
 }
 
 // keepDraining returns want with what has still to drain, at weight 0.

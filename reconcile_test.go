@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // wantedTable has services with a number of destinations each.
@@ -78,6 +80,16 @@ func TestKernelReconcileOwned(t *testing.T) {
 	r := &Reconciler{Handle: i, Owned: func(s *Service) bool { return s.Address[0] == 10 || s.Address.To4()[0] == 10 }}
 	must(t, second(r.Reconcile(wantedTable(3, 2))))
 	must(t, second(r.Reconcile(nil)))
+	if after := ipvsadm(t, ns, "-Sn"); after != before {
+		t.Errorf("before:\n%safter:\n%s", before, after)
+	}
+	// Others have a service of the same name, which is not owned for its scheduler.
+	r2 := &Reconciler{Handle: i, Owned: func(s *Service) bool { return s.SchedName == SourceHashing && s.AddressFamily == unix.AF_INET }}
+	mine := *foreign
+	mine.SchedName = SourceHashing
+	if _, err := r2.Reconcile([]TableEntry{{&mine, []*Destination{ipv4Destination(2)}}}); err == nil || !strings.Contains(err.Error(), "not owned") {
+		t.Errorf("others have it: %v", err)
+	}
 	if after := ipvsadm(t, ns, "-Sn"); after != before {
 		t.Errorf("before:\n%safter:\n%s", before, after)
 	}

@@ -140,24 +140,25 @@ func (s *socket) wantErrorText() error {
 	if s.errorText {
 		return nil
 	}
-	s.errorText = true
 	return s.use(func(fd int) error {
 		for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
 			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); err != nil && err != unix.ENOPROTOOPT {
 				return fmt.Errorf("ipvs: setting netlink socket option %d: %w", option, err)
 			}
 		}
+		s.errorText = true
 		return nil
 	})
 }
 
-// receiveQueue returns the size of the receive queue in bytes.
-func (s *socket) receiveQueue() (size int) {
-	s.use(func(fd int) (err error) {
-		size, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
-		return err
+// buffers returns the sizes of the receive queue and the send buffer in bytes.
+func (s *socket) buffers() (receive, send int) {
+	s.use(func(fd int) error {
+		receive, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+		send, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		return nil
 	})
-	return size
+	return receive, send
 }
 
 // poller returns the socket as it is in Go's poller, where it can wait.

@@ -60,7 +60,7 @@ func protocolOption(protocol uint16) string {
 // the port.
 func addressPort(family uint16, address net.IP, port uint16) string {
 	host := address.String()
-	if ip, ok := netip.AddrFromSlice(address); ok && family == unix.AF_INET6 {
+	if ip, ok := netip.AddrFromSlice(address); ok && family == unix.AF_INET6 && len(address) == net.IPv6len {
 		host = ip.String() // where net.IP would print ::ffff:10.0.0.1 as 10.0.0.1
 		if isZero(address[:12]) && !isZero(address[12:14]) {
 			host = "::" + net.IP(address[12:]).String()

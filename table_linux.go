@@ -73,7 +73,8 @@ func Diff(have, want []TableEntry) (*Batch, error) {
 		}
 	}
 	for n := range have {
-		if key, _ := sentServiceKey(have[n].Service); !contains(wanted, key) {
+		// What is twice in have goes once.
+		if key, _ := sentServiceKey(have[n].Service); !contains(wanted, key) && d.services[key] == &have[n] {
 			d.leaving.DelService(have[n].Service)
 		}
 	}
@@ -137,7 +138,7 @@ func (d *differ) compare(have, want *TableEntry) error {
 		return nil
 	}
 	for _, dest := range have.Destinations { // in their order, which a map has not
-		if key, _ := sentDestinationKey(dest); d.destinations[key] != nil {
+		if key, _ := sentDestinationKey(dest); d.destinations[key] == dest {
 			d.parting.DelDestination(want.Service, dest)
 		}
 	}

@@ -661,3 +661,17 @@ func TestDelDaemonWithoutReply(t *testing.T) {
 		}
 	}
 }
+
+// A time-out of for ever is one.
+func TestLargestTimeout(t *testing.T) {
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		part := dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, &someService, true)))
+		return []fakeReply{{data: part}, {data: part}, {data: part}, {data: doneReply(r, 0)}}
+	})
+	if err := i.SetTimeout(math.MaxInt64); err != nil {
+		t.Fatal(err)
+	}
+	if services, err := i.GetServices(); err != nil || len(services) != 1 {
+		t.Errorf("%d services, %v", len(services), err)
+	}
+}
