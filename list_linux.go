@@ -14,7 +14,8 @@ import (
 //
 // A dump comes in parts, and what was added to the table between two of them
 // (for kernels before 7, in any network namespace) can bring entries of the
-// earlier parts again. K is what identifies an entry.
+// earlier parts again. Kernels from 7 on can bring a service twice in one part,
+// while their table grows. K is what identifies an entry.
 type list[T any, K key] struct {
 	items     []*T
 	slab      []T
@@ -34,8 +35,9 @@ type key interface {
 // maxSlab bounds what a caller keeps who keeps one item.
 const maxSlab = 64
 
-// add adds the item in a message, unless an earlier part had it.
-func (l *list[T, K]) add(m message, parse func([]byte, *T, *addresses) error, keyOf func(*T) K) error {
+// add adds the item in a message, unless it came before; that is looked up only
+// where it is possible.
+func (l *list[T, K]) add(m message, again bool, parse func([]byte, *T, *addresses) error, keyOf func(*T) K) error {
 	if len(l.slab) == 0 {
 		// The messages of one answer are about as long: so many are in the datagram.
 		n := min(1+m.left/(msgHdrLen+len(m.body)), maxSlab)
@@ -46,7 +48,7 @@ func (l *list[T, K]) add(m message, parse func([]byte, *T, *addresses) error, ke
 	if err := parse(m.attrs(), item, &l.addresses); err != nil {
 		return err
 	}
-	if m.part > 0 && l.again(item, keyOf) {
+	if again && l.again(item, keyOf) {
 		*item = *new(T)
 		return nil
 	}
@@ -91,7 +93,7 @@ type serviceList struct{ list[Service, serviceKey] }
 
 // parse takes a message with a service.
 func (l *serviceList) parse(m message) error {
-	return l.add(m, parseService, keyOfService)
+	return l.add(m, m.flags&unix.NLM_F_MULTI != 0, parseService, keyOfService)
 }
 
 type destinationList struct {
@@ -100,7 +102,7 @@ type destinationList struct {
 
 // parse takes a message with a destination.
 func (l *destinationList) parse(m message) error {
-	return l.add(m, parseDestination, keyOfDestination)
+	return l.add(m, m.part > 0, parseDestination, keyOfDestination)
 }
 
 // serviceKey is what identifies a service in its network namespace.

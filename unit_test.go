@@ -586,13 +586,13 @@ func TestDumpEndsWithError(t *testing.T) {
 
 // A part of a dump that is larger than the buffer is asked for again.
 func TestDumpLargerThanBuffer(t *testing.T) {
-	b, err := fillService(nil, &someService, true)
-	if err != nil {
-		t.Fatal(err)
-	}
 	const n = 100
 	i, _ := newFake(t, func(r []byte) []fakeReply {
-		return []fakeReply{{data: bytes.Repeat(dataReply(r, unix.NLM_F_MULTI, cmdNewService, b), n)}, {data: doneReply(r, 0)}}
+		var part []byte
+		for n := range n {
+			part = append(part, dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, ipv4Service(n), true)))...)
+		}
+		return []fakeReply{{data: part}, {data: doneReply(r, 0)}}
 	})
 	if services, err := i.GetServices(); err != nil || len(services) != n {
 		t.Errorf("%d services, %v", len(services), err)
@@ -615,7 +615,7 @@ func TestDumpRepeatsEntries(t *testing.T) {
 		return b
 	}
 	i, _ := newFake(t, func(r []byte) []fakeReply {
-		return []fakeReply{{data: services(r, 1, 2, 3)}, {data: services(r, 3, 4)}, {data: services(r, 4, 2, 5)}, {data: doneReply(r, 0)}}
+		return []fakeReply{{data: services(r, 1, 2, 1, 3)}, {data: services(r, 3, 4)}, {data: services(r, 4, 2, 5)}, {data: doneReply(r, 0)}}
 	})
 	got, err := i.GetServices()
 	if err != nil {
