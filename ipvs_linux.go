@@ -334,7 +334,8 @@ func (i *Handle) DelDestination(s *Service, d *Destination) error {
 // GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
 //
 // The kernel does not promise a snapshot: if services are added or deleted at
-// the same time, one that was there throughout can be missing. None comes twice.
+// the same time, or on kernels from 7 on were just before, one that was there
+// throughout can be missing. None comes twice.
 func (i *Handle) GetServices() ([]*Service, error) {
 	var services serviceList
 	err := i.dump(cmdGetService, nil, &services, serviceKey{})
