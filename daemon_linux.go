@@ -165,12 +165,9 @@ func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
 }
 
 func parseDaemon(body []byte) (*Daemon, error) {
-	attrs, err := nested(body, cmdAttrDaemon)
+	attrs, err := nested(body, cmdAttrDaemon, "daemon")
 	if err != nil {
 		return nil, err
-	}
-	if attrs == nil {
-		return nil, missing("daemon")
 	}
 	d := new(Daemon)
 	var memory addresses

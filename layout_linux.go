@@ -92,7 +92,7 @@ var (
 // readLaidOut reads a service whose attributes are laid out as expected, and
 // tells whether they are. The address is that in the message.
 func (s *Service) readLaidOut(b []byte) (address []byte, ok bool) {
-	b0, head := b, serviceHeadLayout.size
+	head := serviceHeadLayout.size
 	if len(b) < head+attrHdrLen || !serviceHeadLayout.is(b[:head]) || native.Uint16(b[head+2:]) != svcAttrSchedName {
 		return nil, false
 	}
@@ -105,13 +105,14 @@ func (s *Service) readLaidOut(b []byte) (address []byte, ok bool) {
 	s.Protocol = native.Uint16(b[12:])
 	s.Port = binary.BigEndian.Uint16(b[40:])
 	s.SchedName = schedulerName(text(b[head+attrHdrLen : head+size]))
+	address = b[20:36]
 	b = b[tail:]
 	s.Flags = native.Uint32(b[4:])
 	s.Timeout = native.Uint32(b[16:])
 	s.Netmask = native.Uint32(b[24:])
 	s.Stats.readLaidOut(b[32:])
 	s.Stats64.readLaidOut(b[124:])
-	return b0[16+attrHdrLen : 36], true
+	return address, true
 }
 
 // readLaidOut reads a destination whose attributes are laid out as expected.

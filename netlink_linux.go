@@ -645,25 +645,25 @@ func missing(what string) error {
 	return fmt.Errorf("ipvs: malformed reply: no %s", what)
 }
 
-// nested returns the attribute typ of the first level, nil if there is none.
-func nested(body []byte, typ uint16) (value []byte, err error) {
+// nested returns the attribute typ of the first level; what names it where it is missing.
+func nested(body []byte, typ uint16, what string) (value []byte, err error) {
 	a := attributes{level: body}
 	for a.next() {
 		if a.typ == typ {
 			value = a.value()
 		}
 	}
+	if a.err == nil && value == nil {
+		return nil, missing(what)
+	}
 	return value, a.err
 }
 
 // parseService reads the service in a message into s.
 func parseService(body []byte, s *Service, mem *addresses) error {
-	attrs, err := nested(body, cmdAttrService)
+	attrs, err := nested(body, cmdAttrService, "service")
 	if err != nil {
 		return err
-	}
-	if attrs == nil {
-		return missing("service")
 	}
 	return assembleService(attrs, s, mem)
 }
@@ -728,12 +728,9 @@ func (s *Service) setAddress(address []byte, mem *addresses) (err error) {
 
 // parseDestination reads the destination in a message into d.
 func parseDestination(body []byte, d *Destination, mem *addresses) error {
-	attrs, err := nested(body, cmdAttrDest)
+	attrs, err := nested(body, cmdAttrDest, "destination")
 	if err != nil {
 		return err
-	}
-	if attrs == nil {
-		return missing("destination")
 	}
 	return assembleDestination(attrs, d, mem)
 }
