@@ -409,7 +409,8 @@ func TestKernelDoSmallSendBuffer(t *testing.T) {
 		b.NewService(ipv4Service(n))
 	}
 	must(t, i.Do(&b))
-	if !waitFor(func() bool { return len(mustGet(i.GetServices())(t)) == 300 }) {
-		t.Errorf("%d services", len(mustGet(i.GetServices())(t)))
+	var got int
+	if !eventually(func() bool { got = len(mustGet(i.GetServices())(t)); return got == 300 }) {
+		t.Errorf("%d services", got)
 	}
 }

@@ -210,12 +210,17 @@ func ask(t *testing.T, c net.Conn, request, answer string) {
 	}
 }
 
-// eventually waits, a bounded time, until the condition holds. It does not fail:
-// the caller then asserts what it waited for, and says what it is instead.
-func eventually(condition func() bool) {
-	for deadline := time.Now().Add(trafficTimeout); !condition() && time.Now().Before(deadline); {
+// eventually waits, a bounded time, until the condition holds, and tells whether
+// it did. What was true once need not be true when it is asked again: kernels
+// from 7 on list a growing table now whole, now incompletely.
+func eventually(condition func() bool) bool {
+	for deadline := time.Now().Add(trafficTimeout); time.Now().Before(deadline); {
+		if condition() {
+			return true
+		}
 		time.Sleep(100 * time.Millisecond)
 	}
+	return false
 }
 
 // ipvsadmNumbers returns the n numbers that end each line of ipvsadm's table that
