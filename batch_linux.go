@@ -436,7 +436,7 @@ type refusals struct {
 	stale      bool   // the family id may be an old one
 }
 
-func (t *refusals) take(m message) (done bool, err error) {
+func (t *refusals) take(m *message) (done bool, err error) {
 	if m.typ != unix.NLMSG_ERROR {
 		return false, nil
 	}

@@ -91,24 +91,22 @@ func (i *Handle) DelDaemon(state DaemonState) error {
 // (IPVS_CMD_GET_DAEMON).
 func (i *Handle) GetDaemons() ([]*Daemon, error) {
 	var daemons daemonList
-	if err := i.dump(cmdGetDaemon, nil, &daemons, daemonsKey); err != nil {
+	if err := i.dump(cmdGetDaemon, nil, &daemons, serviceKey{}); err != nil {
 		return nil, err
 	}
 	return daemons, nil
 }
 
-// daemonsKey tells the list of daemons from those of services and destinations:
-// it is no service's, which have a family.
-var daemonsKey = serviceKey{protocol: uint16(cmdGetDaemon)}
-
 // daemonList collects the daemons of an answer.
 type daemonList []*Daemon
 
-func (l *daemonList) reset() { *l = nil }
+func (l *daemonList) begin(int) { *l = nil }
+
+func (l *daemonList) end() {}
 
 func (l *daemonList) length() int { return len(*l) }
 
-func (l *daemonList) parse(m message) error {
+func (l *daemonList) parse(m *message) error {
 	d, err := parseDaemon(m.attrs())
 	for _, earlier := range *l {
 		if err == nil && earlier.State == d.State {

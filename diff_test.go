@@ -98,9 +98,9 @@ func (m model) apply(cmd uint8, s *Service, d *Destination) error {
 	if d == nil {
 		switch cmd {
 		case cmdNewService:
-			m[key] = &modelService{settingsOfService(s), map[destinationKey]destinationSettings{}}
+			m[key] = &modelService{settingsOfService(s, key.family), map[destinationKey]destinationSettings{}}
 		case cmdSetService:
-			service.settings = settingsOfService(s)
+			service.settings = settingsOfService(s, key.family)
 		case cmdDelService:
 			delete(m, key)
 		}

@@ -188,14 +188,15 @@ type Handle struct {
 
 	mu      sync.Mutex // held during a call; guards what follows
 	socket  *socket
-	family  uint16 // family id of IPVS
-	seq     uint32 // last sequence number
-	scratch []byte // memory of the request under way
-	answer  answer // and of its answer
+	family  uint16  // family id of IPVS
+	seq     uint32  // last sequence number
+	scratch []byte  // memory of the request under way,
+	answer  answer  // of its answer,
+	message message // and of the message at hand
 
-	bulk        atomic.Pointer[socket]  // reads with large buffers; nil until it pays
-	bulkRefused bool                    // it could not be opened
-	long        map[serviceKey]struct{} // lists that were long the last time
+	lengths     lengths                // of lists
+	bulk        atomic.Pointer[socket] // for long ones; nil until there is one
+	bulkRefused bool                   // it could not be opened
 }
 
 // New opens a handle for a network namespace: that of the calling thread for
@@ -426,42 +427,6 @@ func (i *Handle) change(cmd uint8, fill filler) error {
 	return i.call(cmd, unix.NLM_F_ACK, fill, nil)
 }
 
-// dump sends a request that has any number of messages as its answer. If the
-// kernel calls the answer inconsistent, or a part was larger than the buffer, it
-// is asked again, a few times.
-//
-// The list is remembered under key, the service's for destinations and zero for
-// services, if it is long: then it is read with large buffers the next time.
-func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error {
-	if err := i.begin(); err != nil {
-		return err
-	}
-	defer i.mu.Unlock()
-	s := i.socket
-	if contains(i.long, key) {
-		s = i.bulkSocket()
-	}
-	var err error
-	for range dumpAttempts {
-		c.reset()
-		err = i.request(s, cmd, unix.NLM_F_DUMP, fill, c)
-		if err != errInterrupted && err != errTruncated {
-			break
-		}
-	}
-	if err == nil {
-		i.noteLength(key, c.length())
-	}
-	return err
-}
-
-// collector is a parser that can begin again.
-type collector interface {
-	parser
-	reset()
-	length() int
-}
-
 // filler appends the attributes of a request to b.
 type filler func(b []byte) ([]byte, error)
 
@@ -490,43 +455,4 @@ func (i *Handle) request(s *socket, cmd uint8, flags uint16, fill filler, p pars
 	}
 	i.scratch = msg // grown, maybe
 	return i.execute(s, msg, p)
-}
-
-// longList is the number of entries from which on a list is read with large buffers.
-const longList = 100
-
-// noteLength notes whether a list is long.
-func (i *Handle) noteLength(key serviceKey, n int) {
-	switch {
-	case n <= longList:
-		delete(i.long, key)
-	case i.long == nil:
-		i.long = map[serviceKey]struct{}{key: {}}
-	default:
-		i.long[key] = struct{}{}
-	}
-}
-
-// bulkSocket returns the socket for long lists. The kernel makes the parts of a
-// dump as large as the largest buffer a socket ever read with, and clears them
-// first. Large parts make a long list cheap, and the many short ones dear: each
-// kind has a socket of its own.
-func (i *Handle) bulkSocket() *socket {
-	if bulk := i.bulk.Load(); bulk != nil {
-		return bulk
-	}
-	if i.bulkRefused {
-		return i.socket
-	}
-	bulk, err := openSocketLike(i.socket)
-	if err != nil {
-		i.bulkRefused = true // it is cheaper with, but goes without
-		return i.socket
-	}
-	bulk.in = make([]byte, largeBuffer)
-	i.bulk.Store(bulk)
-	if i.closed.Load() { // Close may have looked before
-		bulk.close()
-	}
-	return bulk
 }

@@ -2,121 +2,142 @@ package ipvs
 
 import (
 	"encoding/binary"
-	"slices"
+
+	"golang.org/x/sys/cpu"
 )
 
-// layout is how a message is laid out whose attributes are all there, in the
-// order in which every kernel so far sends them. Then the values are at known
-// places, and need not be looked for one by one. A message that is laid out
-// otherwise is read attribute by attribute; the result is the same.
-type layout struct {
-	size    int
-	headers []place // of all attributes
-}
+// The attributes of a service or a destination are all there, in the order in
+// which every kernel so far sends them: then their values are at known places,
+// and need not be looked for one by one. What is laid out otherwise is read
+// attribute by attribute; the result is the same.
+//
+// The functions that tell have no branches: they gather the bits in which the
+// headers differ from the expected ones, and 0 says that none does.
 
-// place is where an attribute has its header, and the header's four bytes.
-type place struct {
-	at   int
-	word uint32
-}
+// Sizes of what is laid out as expected, in bytes.
+const (
+	statsSize   = 3*8 + 2*12 + 5*8
+	stats64Size = 10 * 12
 
-// field is an attribute of a layout: its type, and the size of its value.
-type field struct {
-	typ  uint16
-	size int
-}
+	// A service has a head and a tail, with the scheduler's name of any length between.
+	serviceHeadSize = 8 + 8 + 20 + 8
+	serviceTailSize = 12 + 8 + 8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
 
-// newLayout lays out the fields one behind the other.
-func newLayout(fields ...field) (l layout) {
-	for _, f := range fields {
-		l.add(f.typ, f.size)
-		l.size += align(f.size)
-	}
-	return l
-}
-
-// add adds an attribute's header.
-func (l *layout) add(typ uint16, size int) {
-	var word [attrHdrLen]byte
-	putAttrHdr(word[:], typ, size)
-	l.headers = append(l.headers, place{l.size, native.Uint32(word[:])})
-	l.size += attrHdrLen
-}
-
-// nest adds an attribute with the fields of another layout in it.
-func (l layout) nest(typ uint16, inner layout) layout {
-	l.headers = slices.Clone(l.headers)
-	l.add(typ, inner.size)
-	for _, h := range inner.headers {
-		l.headers = append(l.headers, place{l.size + h.at, h.word})
-	}
-	l.size += inner.size
-	return l
-}
-
-// is tells whether the attributes are laid out so.
-func (l *layout) is(attrs []byte) bool {
-	if len(attrs) != l.size {
-		return false
-	}
-	for n := range l.headers {
-		h := &l.headers[n]
-		if native.Uint32(attrs[h.at:]) != h.word {
-			return false
-		}
-	}
-	return true
-}
-
-var (
-	// The counters come in the order of their numbers; bytes have 64 bits in both.
-	statsLayout = newLayout(field{statsAttrConnections, 4}, field{statsAttrPacketsIn, 4}, field{statsAttrPacketsOut, 4},
-		field{statsAttrBytesIn, 8}, field{statsAttrBytesOut, 8}, field{statsAttrCPS, 4}, field{statsAttrPPSIn, 4},
-		field{statsAttrPPSOut, 4}, field{statsAttrBPSIn, 4}, field{statsAttrBPSOut, 4})
-	stats64Layout = newLayout(field{statsAttrConnections, 8}, field{statsAttrPacketsIn, 8}, field{statsAttrPacketsOut, 8},
-		field{statsAttrBytesIn, 8}, field{statsAttrBytesOut, 8}, field{statsAttrCPS, 8}, field{statsAttrPPSIn, 8},
-		field{statsAttrPPSOut, 8}, field{statsAttrBPSIn, 8}, field{statsAttrBPSOut, 8})
-
-	// A service is one up to its scheduler, whose name has no fixed length, and one behind it.
-	serviceHeadLayout = newLayout(field{svcAttrAddressFamily, 2}, field{svcAttrProtocol, 2}, field{svcAttrAddress, 16}, field{svcAttrPort, 2})
-	serviceTailLayout = newLayout(field{svcAttrFlags, 8}, field{svcAttrTimeout, 4}, field{svcAttrNetmask, 4}).
-				nest(svcAttrStats, statsLayout).nest(svcAttrStats64, stats64Layout)
-
-	destinationLayout = newLayout(field{destAttrAddress, 16}, field{destAttrPort, 2}, field{destAttrForwardingMethod, 4},
-		field{destAttrWeight, 4}, field{destAttrTunnelType, 1}, field{destAttrTunnelPort, 2}, field{destAttrTunnelFlags, 2},
-		field{destAttrUpperThreshold, 4}, field{destAttrLowerThreshold, 4}, field{destAttrActiveConnections, 4},
-		field{destAttrInactiveConnections, 4}, field{destAttrPersistentConnections, 4}, field{destAttrAddressFamily, 2}).
-		nest(destAttrStats, statsLayout).nest(destAttrStats64, stats64Layout)
+	destinationSize = 20 + 12*8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
 )
+
+// differs compares the header that b begins with to that of an attribute of the
+// type, with a value of so many bytes.
+func differs(b []byte, typ uint16, size uint32) uint32 {
+	size += attrHdrLen
+	if cpu.IsBigEndian {
+		return native.Uint32(b) ^ (size<<16 | uint32(typ))
+	}
+	return native.Uint32(b) ^ (uint32(typ)<<16 | size)
+}
+
+func serviceHeadDiffers(b *[serviceHeadSize]byte) uint32 {
+	return differs(b[0:], svcAttrAddressFamily, 2) |
+		differs(b[8:], svcAttrProtocol, 2) |
+		differs(b[16:], svcAttrAddress, 16) |
+		differs(b[36:], svcAttrPort, 2)
+}
+
+func serviceTailDiffers(b *[serviceTailSize]byte) uint32 {
+	return differs(b[0:], svcAttrFlags, 8) |
+		differs(b[12:], svcAttrTimeout, 4) |
+		differs(b[20:], svcAttrNetmask, 4) |
+		differs(b[28:], svcAttrStats, statsSize) |
+		statsDiffer((*[statsSize]byte)(b[32:])) |
+		differs(b[120:], svcAttrStats64, stats64Size) |
+		stats64Differ((*[stats64Size]byte)(b[124:]))
+}
+
+func destinationDiffers(b *[destinationSize]byte) uint32 {
+	return differs(b[0:], destAttrAddress, 16) |
+		differs(b[20:], destAttrPort, 2) |
+		differs(b[28:], destAttrForwardingMethod, 4) |
+		differs(b[36:], destAttrWeight, 4) |
+		differs(b[44:], destAttrTunnelType, 1) |
+		differs(b[52:], destAttrTunnelPort, 2) |
+		differs(b[60:], destAttrTunnelFlags, 2) |
+		differs(b[68:], destAttrUpperThreshold, 4) |
+		differs(b[76:], destAttrLowerThreshold, 4) |
+		differs(b[84:], destAttrActiveConnections, 4) |
+		differs(b[92:], destAttrInactiveConnections, 4) |
+		differs(b[100:], destAttrPersistentConnections, 4) |
+		differs(b[108:], destAttrAddressFamily, 2) |
+		differs(b[116:], destAttrStats, statsSize) |
+		statsDiffer((*[statsSize]byte)(b[120:])) |
+		differs(b[208:], destAttrStats64, stats64Size) |
+		stats64Differ((*[stats64Size]byte)(b[212:]))
+}
+
+// The counters come in the order of their numbers; bytes have 64 bits in both.
+func statsDiffer(b *[statsSize]byte) uint32 {
+	return differs(b[0:], statsAttrConnections, 4) |
+		differs(b[8:], statsAttrPacketsIn, 4) |
+		differs(b[16:], statsAttrPacketsOut, 4) |
+		differs(b[24:], statsAttrBytesIn, 8) |
+		differs(b[36:], statsAttrBytesOut, 8) |
+		differs(b[48:], statsAttrCPS, 4) |
+		differs(b[56:], statsAttrPPSIn, 4) |
+		differs(b[64:], statsAttrPPSOut, 4) |
+		differs(b[72:], statsAttrBPSIn, 4) |
+		differs(b[80:], statsAttrBPSOut, 4)
+}
+
+func stats64Differ(b *[stats64Size]byte) uint32 {
+	return differs(b[0:], statsAttrConnections, 8) |
+		differs(b[12:], statsAttrPacketsIn, 8) |
+		differs(b[24:], statsAttrPacketsOut, 8) |
+		differs(b[36:], statsAttrBytesIn, 8) |
+		differs(b[48:], statsAttrBytesOut, 8) |
+		differs(b[60:], statsAttrCPS, 8) |
+		differs(b[72:], statsAttrPPSIn, 8) |
+		differs(b[84:], statsAttrPPSOut, 8) |
+		differs(b[96:], statsAttrBPSIn, 8) |
+		differs(b[108:], statsAttrBPSOut, 8)
+}
 
 // readLaidOut reads a service whose attributes are laid out as expected, and
 // tells whether they are. The address is that in the message.
 func (s *Service) readLaidOut(b []byte) (address []byte, ok bool) {
-	head := serviceHeadLayout.size
-	if len(b) < head+attrHdrLen || !serviceHeadLayout.is(b[:head]) || native.Uint16(b[head+2:]) != svcAttrSchedName {
+	const head = serviceHeadSize
+	if len(b) < head+attrHdrLen || serviceHeadDiffers((*[head]byte)(b)) != 0 || native.Uint16(b[head+2:]) != svcAttrSchedName {
 		return nil, false
 	}
 	size := int(native.Uint16(b[head:]))
-	tail := head + align(size)
-	if size < attrHdrLen || tail > len(b) || !serviceTailLayout.is(b[tail:]) {
+	behind := head + align(size)
+	if size < attrHdrLen || len(b) != behind+serviceTailSize {
+		return nil, false
+	}
+	tail := (*[serviceTailSize]byte)(b[behind:])
+	if serviceTailDiffers(tail) != 0 {
 		return nil, false
 	}
 	s.AddressFamily = native.Uint16(b[4:])
 	s.Protocol = native.Uint16(b[12:])
 	s.Port = binary.BigEndian.Uint16(b[40:])
 	s.SchedName = schedulerName(text(b[head+attrHdrLen : head+size]))
-	address = b[20:36]
-	b = b[tail:]
-	s.Flags = native.Uint32(b[4:])
-	s.Timeout = native.Uint32(b[16:])
-	s.Netmask = native.Uint32(b[24:])
-	s.Stats.readLaidOut(b[32:])
-	s.Stats64.readLaidOut(b[124:])
-	return address, true
+	s.Flags = native.Uint32(tail[4:])
+	s.Timeout = native.Uint32(tail[16:])
+	s.Netmask = native.Uint32(tail[24:])
+	s.Stats.readLaidOut((*[statsSize]byte)(tail[32:]))
+	s.Stats64.readLaidOut((*[stats64Size]byte)(tail[124:]))
+	return b[20:36], true
 }
 
-// readLaidOut reads a destination whose attributes are laid out as expected.
-func (d *Destination) readLaidOut(b []byte) {
+// readLaidOut reads a destination whose attributes are laid out as expected, and
+// tells whether they are. The address is that in the message.
+func (d *Destination) readLaidOut(attrs []byte) (address []byte, ok bool) {
+	if len(attrs) != destinationSize {
+		return nil, false
+	}
+	b := (*[destinationSize]byte)(attrs)
+	if destinationDiffers(b) != 0 {
+		return nil, false
+	}
 	d.Port = binary.BigEndian.Uint16(b[24:])
 	d.ConnectionFlags = native.Uint32(b[32:])
 	d.Weight = int(native.Uint32(b[40:]))
@@ -129,13 +150,13 @@ func (d *Destination) readLaidOut(b []byte) {
 	d.InactiveConnections = int(native.Uint32(b[96:]))
 	d.PersistentConnections = int(native.Uint32(b[104:]))
 	d.AddressFamily = native.Uint16(b[112:])
-	(*SvcStats)(&d.Stats).readLaidOut(b[120:])
-	d.Stats64.readLaidOut(b[212:])
+	(*SvcStats)(&d.Stats).readLaidOut((*[statsSize]byte)(b[120:]))
+	d.Stats64.readLaidOut((*[stats64Size]byte)(b[212:]))
+	return attrs[attrHdrLen:20], true
 }
 
 // readLaidOut reads 32-bit counters that are laid out as expected.
-func (s *SvcStats) readLaidOut(b []byte) {
-	b = b[:88]
+func (s *SvcStats) readLaidOut(b *[statsSize]byte) {
 	s.Connections = native.Uint32(b[4:])
 	s.PacketsIn = native.Uint32(b[12:])
 	s.PacketsOut = native.Uint32(b[20:])
@@ -149,8 +170,7 @@ func (s *SvcStats) readLaidOut(b []byte) {
 }
 
 // readLaidOut reads 64-bit counters that are laid out as expected.
-func (s *Stats64) readLaidOut(b []byte) {
-	b = b[:120]
+func (s *Stats64) readLaidOut(b *[stats64Size]byte) {
 	s.Connections = native.Uint64(b[4:])
 	s.PacketsIn = native.Uint64(b[16:])
 	s.PacketsOut = native.Uint64(b[28:])

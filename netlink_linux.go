@@ -69,23 +69,23 @@ type message struct {
 	left        int // bytes of the datagram behind this message
 }
 
-// nextMessage cuts the first message off a datagram.
-func nextMessage(b []byte) (m message, rest []byte, err error) {
+// cut reads the first message of a datagram, and returns what is behind it.
+func (m *message) cut(b []byte) (rest []byte, err error) {
 	if len(b) < msgHdrLen {
-		return m, nil, fmt.Errorf("ipvs: malformed reply: %d bytes where a message should start", len(b))
+		return nil, fmt.Errorf("ipvs: malformed reply: %d bytes where a message should start", len(b))
 	}
 	size := native.Uint32(b)
 	if size < msgHdrLen || uint64(size) > uint64(len(b)) {
-		return m, nil, fmt.Errorf("ipvs: malformed reply: a message claims %d bytes of %d", size, len(b))
+		return nil, fmt.Errorf("ipvs: malformed reply: a message claims %d bytes of %d", size, len(b))
 	}
-	m = message{
-		typ:    native.Uint16(b[4:]),
-		flags:  native.Uint16(b[6:]),
-		seq:    native.Uint32(b[8:]),
-		portID: native.Uint32(b[12:]),
-		body:   b[msgHdrLen:size],
-	}
-	return m, b[min(align(int(size)), len(b)):], nil
+	m.typ = native.Uint16(b[4:])
+	m.flags = native.Uint16(b[6:])
+	m.seq = native.Uint32(b[8:])
+	m.portID = native.Uint32(b[12:])
+	m.body = b[msgHdrLen:size]
+	rest = b[min(align(int(size)), len(b)):]
+	m.left = len(rest)
+	return rest, nil
 }
 
 // attrs returns what follows the generic netlink header.
@@ -192,18 +192,18 @@ func appendFence(msg []byte, seq uint32) []byte {
 
 // taker takes the messages that answer what was sent, and says when it was the last.
 type taker interface {
-	take(m message) (done bool, err error)
+	take(m *message) (done bool, err error)
 }
 
 // parser takes the messages with an answer's data.
 type parser interface {
-	parse(m message) error
+	parse(m *message) error
 }
 
 // parserFunc is a parser of what follows the generic netlink header.
 type parserFunc func(attrs []byte) error
 
-func (f parserFunc) parse(m message) error { return f(m.attrs()) }
+func (f parserFunc) parse(m *message) error { return f(m.attrs()) }
 
 // answer takes the messages that answer one request.
 type answer struct {
@@ -215,7 +215,7 @@ type answer struct {
 
 // take works off one message. done: it ended the answer, with the kernel's
 // word on the request in a.err; an error: it cannot be understood or used.
-func (a *answer) take(m message) (done bool, err error) {
+func (a *answer) take(m *message) (done bool, err error) {
 	if m.flags&unix.NLM_F_DUMP_INTR != 0 {
 		return false, errInterrupted
 	}
@@ -267,6 +267,7 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 	}()
 	// The clock is read when first needed: mostly the answer is there at once.
 	var waitEnd, end time.Time
+	m := &i.message
 	for part, done := 0, false; !done; part++ {
 		datagram, err := s.receive()
 		if err == unix.EAGAIN {
@@ -279,8 +280,7 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 			return i.lost("receiving a reply", err)
 		}
 		for len(datagram) > 0 {
-			var m message
-			if m, datagram, err = nextMessage(datagram); err != nil {
+			if datagram, err = m.cut(datagram); err != nil {
 				return err
 			}
 			if m.portID != s.portID || m.seq-first > last-first {
@@ -293,7 +293,7 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 			case unix.NLMSG_OVERRUN:
 				return i.lost("receiving a reply", unix.ENOBUFS)
 			}
-			m.part, m.left = part, len(datagram)
+			m.part = part
 			ended, err := t.take(m)
 			if err != nil {
 				return err
@@ -647,6 +647,9 @@ func missing(what string) error {
 
 // nested returns the attribute typ of the first level; what names it where it is missing.
 func nested(body []byte, typ uint16, what string) (value []byte, err error) {
+	if len(body) >= attrHdrLen && differs(body, typ, uint32(len(body)-attrHdrLen)) == 0 {
+		return body[attrHdrLen:], nil // the only one: so the kernel sends it
+	}
 	a := attributes{level: body}
 	for a.next() {
 		if a.typ == typ {
@@ -736,9 +739,8 @@ func parseDestination(body []byte, d *Destination, mem *addresses) error {
 }
 
 func assembleDestination(attrs []byte, d *Destination, mem *addresses) error {
-	if destinationLayout.is(attrs) {
-		d.readLaidOut(attrs)
-		return d.setAddress(attrs[attrHdrLen:20], mem)
+	if address, ok := d.readLaidOut(attrs); ok {
+		return d.setAddress(address, mem)
 	}
 	var address []byte
 	var has64 bool

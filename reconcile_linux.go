@@ -178,13 +178,29 @@ func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
 	if r.Handle == nil {
 		return nil, errors.New("ipvs: the reconciler has no handle")
 	}
-	owned := r.Owned
-	if owned == nil {
-		owned = func(*Service) bool { return true }
+	have, err := r.read(want)
+	if err != nil {
+		return nil, err
+	}
+	p := new(plan)
+	if r.Drain > 0 {
+		if want, err = r.keepDraining(p, have, want); err != nil {
+			return nil, err
+		}
+	}
+	p.batch, err = Diff(have, want)
+	return p, err
+}
+
+// read returns what is owned of the table. It is an error if that is not all that
+// is wanted.
+func (r *Reconciler) read(want []TableEntry) ([]TableEntry, error) {
+	if r.Owned == nil {
+		return r.Handle.GetTable()
 	}
 	foreign := map[serviceKey]struct{}{}
 	have, err := r.Handle.getTable(func(s *Service) bool {
-		if owned(s) {
+		if r.Owned(s) {
 			return true
 		}
 		foreign[keyOfService(s)] = struct{}{}
@@ -198,18 +214,11 @@ func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !owned(s) || contains(foreign, key) {
+		if !r.Owned(s) || contains(foreign, key) {
 			return nil, fmt.Errorf("ipvs: service %s is wanted, but not owned", serviceName(s))
 		}
 	}
-	p := new(plan)
-	if r.Drain > 0 {
-		if want, err = r.keepDraining(p, have, want); err != nil {
-			return nil, err
-		}
-	}
-	p.batch, err = Diff(have, want)
-	return p, err
+	return have, nil
 }
 
 // asReturned returns s as the kernel would return it, and what identifies it.

@@ -47,36 +47,9 @@ func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 // The order of the changes keeps traffic served: what is new comes first, then
 // what changes, then destinations that go, and last the services that go.
 func Diff(have, want []TableEntry) (*Batch, error) {
-	d := differ{
-		services:     make(map[serviceKey]*TableEntry, len(have)),
-		destinations: make(map[destinationKey]*Destination),
-	}
-	for n := range have {
-		key, err := sentServiceKey(have[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		d.services[key] = &have[n]
-	}
-	wanted := make(map[serviceKey]struct{}, len(want))
-	for n := range want {
-		key, err := sentServiceKey(want[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		if _, twice := wanted[key]; twice {
-			return nil, fmt.Errorf("ipvs: service %s is wanted twice", serviceName(want[n].Service))
-		}
-		wanted[key] = struct{}{}
-		if err := d.compare(d.services[key], &want[n]); err != nil {
-			return nil, err
-		}
-	}
-	for n := range have {
-		// What is twice in have goes once.
-		if key, _ := sentServiceKey(have[n].Service); !contains(wanted, key) && d.services[key] == &have[n] {
-			d.leaving.DelService(have[n].Service)
-		}
+	var d differ
+	if err := d.diff(have, want); err != nil {
+		return nil, err
 	}
 	all := &d.arriving
 	for _, b := range []*Batch{&d.changing, &d.parting, &d.leaving} {
@@ -90,8 +63,8 @@ func Diff(have, want []TableEntry) (*Batch, error) {
 
 // differ collects the changes between two tables, in the order they are made.
 type differ struct {
-	services     map[serviceKey]*TableEntry
-	destinations map[destinationKey]*Destination // of the service under way
+	services     matcher[serviceKey]
+	destinations matcher[destinationKey] // of the service under way
 
 	arriving Batch // new services and destinations
 	changing Batch // other settings
@@ -99,48 +72,113 @@ type differ struct {
 	leaving  Batch // services that go
 }
 
-// compare adds the changes to one wanted service; have is nil if it is new.
-func (d *differ) compare(have, want *TableEntry) error {
-	clear(d.destinations)
-	switch {
-	case have == nil:
-		d.arriving.NewService(want.Service)
-	default:
-		if settingsOfService(have.Service) != settingsOfService(want.Service) {
-			d.changing.UpdateService(want.Service)
-		}
-		for _, dest := range have.Destinations {
-			key, err := sentDestinationKey(dest)
-			if err != nil {
-				return err
-			}
-			d.destinations[key] = dest
+// matcher finds what is there for what is wanted.
+type matcher[K comparable] struct {
+	there   index[K]
+	at      []int  // where in the list each key is
+	matched []bool // those that are wanted
+	new     index[K]
+}
+
+// begin begins with the next list.
+func (m *matcher[K]) begin(have, want int) {
+	m.there.reset(have)
+	m.new.reset(want)
+	m.at, m.matched = m.at[:0], m.matched[:0]
+}
+
+// have notes entry n of what is there. What is there twice counts once.
+func (m *matcher[K]) have(n int, k K, hash uint64) {
+	if m.there.add(k, hash) {
+		m.at, m.matched = append(m.at, n), append(m.matched, false)
+	}
+}
+
+// want returns the entry that is there for what is wanted, -1 for none, and
+// whether it is wanted for the first time.
+func (m *matcher[K]) want(k K, hash uint64) (n int, first bool) {
+	found, ok := m.there.find(k, hash)
+	if !ok {
+		return -1, m.new.add(k, hash)
+	}
+	first = !m.matched[found]
+	m.matched[found] = true
+	return m.at[found], first
+}
+
+// unwanted yields the entries that are not wanted, in the order of the list.
+func (m *matcher[K]) unwanted(yield func(n int) bool) {
+	for k, n := range m.at {
+		if !m.matched[k] && !yield(n) {
+			return
 		}
 	}
-	// What is wanted is taken out of the map, or marked so that twice is noticed.
+}
+
+func (d *differ) diff(have, want []TableEntry) error {
+	d.services.begin(len(have), len(want))
+	for n := range have {
+		key, err := sentServiceKey(have[n].Service)
+		if err != nil {
+			return fmt.Errorf("%w (entry %d of the table there is)", err, n)
+		}
+		d.services.have(n, key, key.hash())
+	}
+	for n := range want {
+		key, err := sentServiceKey(want[n].Service)
+		if err != nil {
+			return fmt.Errorf("%w (entry %d of the wanted table)", err, n)
+		}
+		var there TableEntry
+		at, first := d.services.want(key, key.hash())
+		if !first {
+			return fmt.Errorf("ipvs: service %s is wanted twice", serviceName(want[n].Service))
+		}
+		if at >= 0 {
+			there = have[at]
+		}
+		if err := d.compare(there, want[n], key.family); err != nil {
+			return fmt.Errorf("%w (of service %s)", err, serviceName(want[n].Service))
+		}
+	}
+	for n := range d.services.unwanted {
+		d.leaving.DelService(have[n].Service)
+	}
+	return nil
+}
+
+// compare adds the changes to one wanted service; have is empty if it is new.
+func (d *differ) compare(have, want TableEntry, family uint16) error {
+	if have.Service == nil {
+		d.arriving.NewService(want.Service)
+	} else if settingsOfService(have.Service, family) != settingsOfService(want.Service, family) {
+		d.changing.UpdateService(want.Service)
+	}
+	d.destinations.begin(len(have.Destinations), len(want.Destinations))
+	for n, dest := range have.Destinations {
+		key, err := sentDestinationKey(dest)
+		if err != nil {
+			return err
+		}
+		d.destinations.have(n, key, key.hash())
+	}
 	for _, dest := range want.Destinations {
 		key, err := sentDestinationKey(dest)
 		if err != nil {
-			return fmt.Errorf("%w (of service %s)", err, serviceName(want.Service))
+			return err
 		}
-		there, known := d.destinations[key]
-		d.destinations[key] = nil
+		at, first := d.destinations.want(key, key.hash())
 		switch {
-		case known && there == nil:
-			return fmt.Errorf("ipvs: destination %s of service %s is wanted twice", destinationName(dest), serviceName(want.Service))
-		case !known:
+		case !first:
+			return fmt.Errorf("ipvs: destination %s is wanted twice", destinationName(dest))
+		case at < 0:
 			d.arriving.NewDestination(want.Service, dest)
-		case settingsOfDestination(there) != settingsOfDestination(dest):
+		case settingsOfDestination(have.Destinations[at]) != settingsOfDestination(dest):
 			d.changing.UpdateDestination(want.Service, dest)
 		}
 	}
-	if have == nil {
-		return nil
-	}
-	for _, dest := range have.Destinations { // in their order, which a map has not
-		if key, _ := sentDestinationKey(dest); d.destinations[key] == dest {
-			d.parting.DelDestination(want.Service, dest)
-		}
+	for n := range d.destinations.unwanted {
+		d.parting.DelDestination(want.Service, have.Destinations[n])
 	}
 	return nil
 }
@@ -150,45 +188,13 @@ func contains[K comparable](set map[K]struct{}, key K) bool {
 	return ok
 }
 
-// sentServiceKey returns what identifies s to the kernel, as it is sent.
-func sentServiceKey(s *Service) (serviceKey, error) {
-	if s == nil {
-		return serviceKey{}, errNilService
-	}
-	family, address, err := serviceFamily(s)
-	if err != nil {
-		return serviceKey{}, err
-	}
-	k := serviceKey{fwmark: s.FWMark, family: family}
-	if s.FWMark == 0 {
-		k.protocol, k.port = s.Protocol, uint32(s.Port)
-		copy(k.address[:], address)
-	}
-	return k, nil
-}
-
-// sentDestinationKey returns what identifies d in its service, as it is sent.
-func sentDestinationKey(d *Destination) (destinationKey, error) {
-	if d == nil {
-		return destinationKey{}, errNilDestination
-	}
-	family, address, err := familyOf(d.AddressFamily, d.Address, "destination")
-	if err != nil {
-		return destinationKey{}, err
-	}
-	k := destinationKey{family: family, port: d.Port}
-	copy(k.address[:], address)
-	return k, nil
-}
-
 // serviceSettings is what can be set of a service, as it is sent.
 type serviceSettings struct {
 	scheduler, engine       string
 	flags, timeout, netmask uint32
 }
 
-func settingsOfService(s *Service) serviceSettings {
-	family, _, _ := serviceFamily(s)
+func settingsOfService(s *Service, family uint16) serviceSettings {
 	return serviceSettings{s.SchedName, s.PEName, s.Flags &^ ServiceFlagHashed, s.Timeout, netmaskOf(s, family)}
 }
 

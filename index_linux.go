@@ -1,0 +1,143 @@
+package ipvs
+
+import (
+	"math/bits"
+	"net"
+)
+
+// What identifies services and destinations, and how they are found by it.
+
+// serviceKey is what identifies a service in its network namespace.
+type serviceKey struct {
+	fwmark   uint32
+	family   uint16
+	protocol uint16
+	port     uint32 // in 32 bits: keys without gaps are compared in one go
+	address  [net.IPv6len]byte
+}
+
+// destinationKey is what identifies a destination in its service.
+type destinationKey struct {
+	family, port uint16
+	address      [net.IPv6len]byte
+}
+
+// keyOfService returns what identifies a service that came from the kernel.
+func keyOfService(s *Service) serviceKey {
+	k := serviceKey{fwmark: s.FWMark, family: s.AddressFamily}
+	if s.FWMark == 0 {
+		k.protocol, k.port = s.Protocol, uint32(s.Port)
+		setAddress(&k.address, s.Address)
+	}
+	return k
+}
+
+// keyOfDestination returns what identifies a destination that came from the kernel.
+func keyOfDestination(d *Destination) destinationKey {
+	k := destinationKey{family: d.AddressFamily, port: d.Port}
+	setAddress(&k.address, d.Address)
+	return k
+}
+
+// sentServiceKey returns what identifies s to the kernel, as it is sent.
+func sentServiceKey(s *Service) (serviceKey, error) {
+	if s == nil {
+		return serviceKey{}, errNilService
+	}
+	family, address, err := serviceFamily(s)
+	if err != nil {
+		return serviceKey{}, err
+	}
+	k := serviceKey{fwmark: s.FWMark, family: family}
+	if s.FWMark == 0 {
+		k.protocol, k.port = s.Protocol, uint32(s.Port)
+		setAddress(&k.address, address)
+	}
+	return k, nil
+}
+
+// sentDestinationKey returns what identifies d in its service, as it is sent.
+func sentDestinationKey(d *Destination) (destinationKey, error) {
+	if d == nil {
+		return destinationKey{}, errNilDestination
+	}
+	family, address, err := familyOf(d.AddressFamily, d.Address, "destination")
+	if err != nil {
+		return destinationKey{}, err
+	}
+	k := destinationKey{family: family, port: d.Port}
+	setAddress(&k.address, address)
+	return k, nil
+}
+
+// setAddress copies an address of 4 or 16 bytes.
+func setAddress(to *[net.IPv6len]byte, address []byte) {
+	if len(address) == net.IPv4len {
+		native.PutUint32(to[:], native.Uint32(address))
+		return
+	}
+	copy(to[:], address)
+}
+
+// index numbers keys, and finds them: a hash table with open addressing, at most
+// half full. It keeps its memory from one reset to the next, and costs less than
+// half of what a map does; a table of thousands is looked through every few seconds.
+type index[K comparable] struct {
+	keys   []K
+	places []uint32 // numbers of keys, from 1; 0 is a free place
+	shift  int      // makes a hash the number of a place
+}
+
+// reset takes all keys out and makes room for so many.
+func (x *index[K]) reset(room int) {
+	size := bits.Len(uint(room)) + 1
+	if cap(x.places) < 1<<size {
+		x.places = make([]uint32, 1<<size)
+		x.keys = make([]K, 0, room)
+	}
+	x.places, x.keys, x.shift = x.places[:1<<size], x.keys[:0], 64-size
+	clear(x.places)
+}
+
+// place returns where a key is, or is to be. The hash is the key's, whose method
+// would be called by detours here.
+func (x *index[K]) place(k *K, hash uint64) *uint32 {
+	for at := int(hash >> x.shift); ; at++ {
+		place := &x.places[at&(len(x.places)-1)]
+		if *place == 0 || x.keys[*place-1] == *k {
+			return place
+		}
+	}
+}
+
+// find returns the number of a key.
+func (x *index[K]) find(k K, hash uint64) (n int, found bool) {
+	n = int(*x.place(&k, hash))
+	return n - 1, n > 0
+}
+
+// add gives a key the next number, from 0, unless it has one.
+func (x *index[K]) add(k K, hash uint64) (added bool) {
+	place := x.place(&k, hash)
+	if *place > 0 {
+		return false
+	}
+	x.keys = append(x.keys, k)
+	*place = uint32(len(x.keys))
+	return true
+}
+
+func (k *serviceKey) hash() uint64 {
+	return mix(&k.address, uint64(k.fwmark)^uint64(k.port)^uint64(k.protocol)<<16^uint64(k.family)<<32)
+}
+
+func (k *destinationKey) hash() uint64 {
+	return mix(&k.address, uint64(k.port)^uint64(k.family)<<32)
+}
+
+// mix makes a hash of an address and other bits. Multiplication carries the bits
+// up: those at the top depend on all.
+func mix(address *[net.IPv6len]byte, x uint64) uint64 {
+	x ^= native.Uint64(address[:]) ^ bits.RotateLeft64(native.Uint64(address[8:]), 29)
+	return x * 0x9E3779B97F4A7C15 // the golden ratio, in 64 bits
+}
