@@ -3,8 +3,10 @@ package ipvs
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net"
 
+	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,47 +22,55 @@ const (
 // align rounds n up to the four bytes at which netlink starts headers and attributes.
 func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
 
-// The encoder: functions that append one attribute to a message, as append does.
-// Those for numbers put the attribute together first, and append it in one go.
+// attrHdr returns an attribute's header as it lies in memory: the length with the
+// header, and the type.
+func attrHdr(typ uint16, valueLen int) uint32 {
+	size := uint32(attrHdrLen + valueLen)
+	if cpu.IsBigEndian {
+		return size<<16 | uint32(typ)
+	}
+	return uint32(typ)<<16 | size
+}
 
-func putAttrHdr(b []byte, typ uint16, valueLen int) {
-	native.PutUint16(b, uint16(attrHdrLen+valueLen))
-	native.PutUint16(b[2:], typ)
+// The encoder: functions that append one attribute to a message, as append does.
+
+// appendShort appends an attribute whose value has at most four bytes, which come
+// as they are to lie in memory: in one go that is half the work.
+func appendShort(b []byte, typ uint16, valueLen int, value uint32) []byte {
+	hdr := attrHdr(typ, valueLen)
+	if cpu.IsBigEndian {
+		return native.AppendUint64(b, uint64(hdr)<<32|uint64(value))
+	}
+	return native.AppendUint64(b, uint64(value)<<32|uint64(hdr))
+}
+
+func appendUint32(b []byte, typ uint16, v uint32) []byte { return appendShort(b, typ, 4, v) }
+
+func appendUint16(b []byte, typ uint16, v uint16) []byte {
+	if cpu.IsBigEndian {
+		return appendShort(b, typ, 2, uint32(v)<<16)
+	}
+	return appendShort(b, typ, 2, uint32(v))
 }
 
 func appendUint8(b []byte, typ uint16, v uint8) []byte {
-	var a [8]byte
-	putAttrHdr(a[:], typ, 1)
-	a[4] = v
-	return append(b, a[:]...)
-}
-
-func appendUint16(b []byte, typ uint16, v uint16) []byte {
-	var a [8]byte
-	putAttrHdr(a[:], typ, 2)
-	native.PutUint16(a[4:], v)
-	return append(b, a[:]...)
-}
-
-func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	var a [8]byte
-	putAttrHdr(a[:], typ, 4)
-	native.PutUint32(a[4:], v)
-	return append(b, a[:]...)
+	if cpu.IsBigEndian {
+		return appendShort(b, typ, 1, uint32(v)<<24)
+	}
+	return appendShort(b, typ, 1, uint32(v))
 }
 
 // appendPort appends a port, which travels in network byte order.
 func appendPort(b []byte, typ uint16, port uint16) []byte {
-	var a [8]byte
-	putAttrHdr(a[:], typ, 2)
-	binary.BigEndian.PutUint16(a[4:], port)
-	return append(b, a[:]...)
+	if cpu.IsBigEndian {
+		return appendUint16(b, typ, port)
+	}
+	return appendUint16(b, typ, bits.ReverseBytes16(port))
 }
 
 func appendBytes(b []byte, typ uint16, v []byte) []byte {
-	var h [attrHdrLen]byte
-	putAttrHdr(h[:], typ, len(v))
-	return pad(append(append(b, h[:]...), v...), len(v))
+	b = native.AppendUint32(b, attrHdr(typ, len(v)))
+	return pad(append(b, v...), len(v))
 }
 
 // appendAddress appends an address of 4 or 16 bytes.
@@ -73,9 +83,8 @@ func appendAddress(b []byte, typ uint16, address []byte) []byte {
 
 // appendString appends s and the NUL that ends strings in the kernel.
 func appendString(b []byte, typ uint16, s string) []byte {
-	var h [attrHdrLen]byte
-	putAttrHdr(h[:], typ, len(s)+1)
-	return pad(append(append(append(b, h[:]...), s...), 0), len(s)+1)
+	b = native.AppendUint32(b, attrHdr(typ, len(s)+1))
+	return pad(append(append(b, s...), 0), len(s)+1)
 }
 
 // pad fills up to the alignment after a value of n bytes.
@@ -89,9 +98,7 @@ func pad(b []byte, n int) []byte {
 
 // openNest begins a nested attribute; closeNest, given the offset returned, ends it.
 func openNest(b []byte, typ uint16) (_ []byte, start int) {
-	var h [attrHdrLen]byte
-	putAttrHdr(h[:], typ|unix.NLA_F_NESTED, 0)
-	return append(b, h[:]...), len(b)
+	return native.AppendUint32(b, attrHdr(typ|unix.NLA_F_NESTED, 0)), len(b)
 }
 
 func closeNest(b []byte, start int) {

@@ -372,6 +372,7 @@ type run struct {
 	handle   *Handle
 	batch    *Batch
 	refusals []refusal // for each change; nil until one is refused
+	replies  refusals  // to the send under way
 }
 
 // refusal is why a change was not made; err is nil if it was.
@@ -417,7 +418,8 @@ func (r *run) send(first, count int, messages []byte) error {
 		r.refuse(first, first+count, err)
 		return err
 	}
-	t := &refusals{run: r, first: first, base: base, last: last}
+	t := &r.replies
+	*t = refusals{run: r, first: first, base: base, last: last}
 	if err := i.receive(s, base, last, t); err != nil {
 		r.refuse(first, first+count, fmt.Errorf("%w: %w", ErrUnknown, err))
 		return err

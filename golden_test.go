@@ -347,7 +347,7 @@ func TestRecordGolden(t *testing.T) {
 		return sendmsg(fd, b)
 	}
 	i.socket.recvmsg = func(fd int, b []byte) (n int, from uint32, err error) {
-		n, from, err = recvmsg(fd, b)
+		n, from, err = i.socket.sender.recvmsg(fd, b)
 		if err == nil {
 			writeDatagram(&text, '<', b[:min(n, len(b))])
 		}

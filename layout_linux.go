@@ -1,10 +1,6 @@
 package ipvs
 
-import (
-	"encoding/binary"
-
-	"golang.org/x/sys/cpu"
-)
+import "encoding/binary"
 
 // The attributes of a service or a destination are all there, in the order in
 // which every kernel so far sends them: then their values are at known places,
@@ -28,12 +24,8 @@ const (
 
 // differs compares the header that b begins with to that of an attribute of the
 // type, with a value of so many bytes.
-func differs(b []byte, typ uint16, size uint32) uint32 {
-	size += attrHdrLen
-	if cpu.IsBigEndian {
-		return native.Uint32(b) ^ (size<<16 | uint32(typ))
-	}
-	return native.Uint32(b) ^ (uint32(typ)<<16 | size)
+func differs(b []byte, typ uint16, valueLen int) uint32 {
+	return native.Uint32(b) ^ attrHdr(typ, valueLen)
 }
 
 func serviceHeadDiffers(b *[serviceHeadSize]byte) uint32 {

@@ -47,12 +47,12 @@ type ipvsFlags struct {
 // newGenlRequest appends the headers of a request to b. Its length, sequence
 // number and family are written into them when they are known.
 func newGenlRequest(b []byte, family uint16, cmd uint8, version uint8, flags uint16) []byte {
-	var a [msgHdrLen + genlHdrLen]byte // the sender's port id stays 0: the kernel knows whose socket it is
-	setFamily(a[:], family)
-	setFlags(a[:], flags|unix.NLM_F_REQUEST)
+	b = native.AppendUint32(b, 0)
+	b = native.AppendUint16(b, family)
+	b = native.AppendUint16(b, flags|unix.NLM_F_REQUEST)
+	b = native.AppendUint64(b, 0) // the sender's port id stays 0: the kernel knows whose socket it is
 	h := genlMsgHdr{cmd: cmd, version: version}
-	a[msgHdrLen], a[msgHdrLen+1] = h.cmd, h.version
-	return append(b, a[:]...)
+	return append(b, h.cmd, h.version, 0, 0)
 }
 
 func setLength(msg []byte)                { native.PutUint32(msg, uint32(len(msg))) }
@@ -259,16 +259,20 @@ func (i *Handle) send(s *socket, b []byte) error {
 // receive reads the answers to the requests first to last, and hands each
 // message to t until that says it is done. Messages that answer other requests
 // are skipped: they are late replies to calls that were given up.
-func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
-	defer func() {
-		if err != nil {
-			s.lateReplies = true // the rest of the answer may still come
-		}
-	}()
+func (i *Handle) receive(s *socket, first, last uint32, t taker) error {
+	err := i.receiveAll(s, first, last, t)
+	if err != nil {
+		s.lateReplies = true // the rest of the answer may still come
+	}
+	return err
+}
+
+func (i *Handle) receiveAll(s *socket, first, last uint32, t taker) error {
 	// The clock is read when first needed: mostly the answer is there at once.
 	var waitEnd, end time.Time
 	m := &i.message
-	for part, done := 0, false; !done; part++ {
+	m.part = -1
+	for done := false; !done; {
 		datagram, err := s.receive()
 		if err == unix.EAGAIN {
 			if waitEnd.IsZero() {
@@ -279,6 +283,7 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 		if err != nil {
 			return i.lost("receiving a reply", err)
 		}
+		m.part++
 		for len(datagram) > 0 {
 			if datagram, err = m.cut(datagram); err != nil {
 				return err
@@ -293,12 +298,13 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) (err error) {
 			case unix.NLMSG_OVERRUN:
 				return i.lost("receiving a reply", unix.ENOBUFS)
 			}
-			m.part = part
 			ended, err := t.take(m)
 			if err != nil {
 				return err
 			}
-			done = done || ended
+			if ended {
+				done = true
+			}
 		}
 		if end.IsZero() {
 			if !done {
@@ -420,34 +426,32 @@ func serviceFamily(s *Service) (family uint16, address []byte, err error) {
 // familyOf returns the family of an address, which must be the one that is
 // asked for unless that is 0, and the address in the length of the family.
 func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []byte, err error) {
-	if asked != 0 && asked != unix.AF_INET && asked != unix.AF_INET6 {
-		return 0, nil, unknownFamily(asked)
-	}
 	switch len(address) {
-	case net.IPv4len, net.IPv6len:
+	case net.IPv4len:
+		family = unix.AF_INET
+	case net.IPv6len:
+		family = unix.AF_INET6
+		if asked != unix.AF_INET6 && isIPv4(address) { // else it is one that maps an IPv4 address: checkNew
+			family, address = unix.AF_INET, address[net.IPv6len-net.IPv4len:]
+		}
 	case 0:
 		return 0, nil, fmt.Errorf("ipvs: the %s has no address", whose)
 	default:
 		return 0, nil, fmt.Errorf("ipvs: the %s's address has %d bytes, want 4 or 16", whose, len(address))
 	}
-	if asked == unix.AF_INET6 && len(address) == net.IPv6len {
-		return asked, address, nil // one that maps an IPv4 address, too: checkNew
-	}
-	family = unix.AF_INET6
-	if isIPv4(address) {
-		family, address = unix.AF_INET, address[len(address)-net.IPv4len:]
-	}
-	if asked != 0 && asked != family {
+	switch asked {
+	case 0, family:
+		return family, address, nil
+	case unix.AF_INET, unix.AF_INET6:
 		return 0, nil, contradicts(asked, address, whose)
 	}
-	return family, address, nil
+	return 0, nil, unknownFamily(asked)
 }
 
-// isIPv4 tells whether an address of 4 or 16 bytes is an IPv4 one; net.IP.To4,
-// which tells the same, goes through the bytes one by one.
+// isIPv4 tells whether an address of 16 bytes is an IPv4 one; net.IP.To4, which
+// tells the same, goes through the bytes one by one.
 func isIPv4(address net.IP) bool {
-	return len(address) == net.IPv4len ||
-		native.Uint64(address) == 0 && binary.BigEndian.Uint32(address[8:]) == 0x0000FFFF
+	return native.Uint64(address) == 0 && binary.BigEndian.Uint32(address[8:]) == 0x0000FFFF
 }
 
 func contradicts(family uint16, address net.IP, whose string) error {
@@ -544,11 +548,9 @@ func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 }
 
 func appendFlags(b []byte, typ uint16, f ipvsFlags) []byte {
-	var a [12]byte
-	putAttrHdr(a[:], typ, 8)
-	native.PutUint32(a[4:], f.flags)
-	native.PutUint32(a[8:], f.mask)
-	return append(b, a[:]...)
+	b = native.AppendUint32(b, attrHdr(typ, 8))
+	b = native.AppendUint32(b, f.flags)
+	return native.AppendUint32(b, f.mask)
 }
 
 // netmaskOf returns the netmask that s is sent with: for IPv6 a prefix length,
@@ -572,20 +574,16 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	}
 	b, nest := openNest(b, cmdAttrDest)
 	b = appendAddress(b, destAttrAddress, address)
-	a := destinationHeaders
-	binary.BigEndian.PutUint16(a[4:], d.Port)
-	native.PutUint16(a[12:], family)
-	if !full {
-		b = append(b, a[:16]...)
-	} else {
+	b = appendPort(b, destAttrPort, d.Port)
+	b = appendUint16(b, destAttrAddressFamily, family)
+	if full {
 		if d.Weight < 0 || d.Weight > math.MaxInt32 {
 			return b, fmt.Errorf("ipvs: weight %d is not in 0..%d: %w", d.Weight, math.MaxInt32, syscall.ERANGE)
 		}
-		native.PutUint32(a[20:], d.ConnectionFlags&ConnectionFlagFwdMask)
-		native.PutUint32(a[28:], uint32(d.Weight))
-		native.PutUint32(a[36:], d.UpperThreshold)
-		native.PutUint32(a[44:], d.LowerThreshold)
-		b = append(b, a[:]...)
+		b = appendUint32(b, destAttrForwardingMethod, d.ConnectionFlags&ConnectionFlagFwdMask)
+		b = appendUint32(b, destAttrWeight, uint32(d.Weight))
+		b = appendUint32(b, destAttrUpperThreshold, d.UpperThreshold)
+		b = appendUint32(b, destAttrLowerThreshold, d.LowerThreshold)
 		// Left out they mean 0, and kernels before 5.3 do not know them.
 		if d.TunnelType != 0 || d.TunnelPort != 0 || d.TunnelFlags != 0 {
 			b = appendUint8(b, destAttrTunnelType, d.TunnelType)
@@ -596,18 +594,6 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	closeNest(b, nest)
 	return b, nil
 }
-
-// destinationHeaders are the attributes of fixed size that every destination is
-// sent with, still without their values: these are put in at 4, 12, 20 and so on.
-var destinationHeaders = func() (a [6 * 8]byte) {
-	for n, attr := range []struct {
-		typ  uint16
-		size int
-	}{{destAttrPort, 2}, {destAttrAddressFamily, 2}, {destAttrForwardingMethod, 4}, {destAttrWeight, 4}, {destAttrUpperThreshold, 4}, {destAttrLowerThreshold, 4}} {
-		putAttrHdr(a[8*n:], attr.typ, attr.size)
-	}
-	return a
-}()
 
 // fillConfig appends the timeouts of c. The kernel leaves those that are 0 as they are.
 func fillConfig(b []byte, c *Config) ([]byte, error) {
@@ -647,7 +633,7 @@ func missing(what string) error {
 
 // nested returns the attribute typ of the first level; what names it where it is missing.
 func nested(body []byte, typ uint16, what string) (value []byte, err error) {
-	if len(body) >= attrHdrLen && differs(body, typ, uint32(len(body)-attrHdrLen)) == 0 {
+	if len(body) >= attrHdrLen && differs(body, typ, len(body)-attrHdrLen) == 0 {
 		return body[attrHdrLen:], nil // the only one: so the kernel sends it
 	}
 	a := attributes{level: body}

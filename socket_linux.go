@@ -41,6 +41,7 @@ var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buff
 type socket struct {
 	portID uint32 // the socket's netlink address; the kernel puts it into every reply
 	in     []byte // what replies are read into
+	sender sender
 
 	// lateReplies: an exchange was given up, what is queued may belong to it.
 	lateReplies bool
@@ -90,23 +91,30 @@ func configure(fd int) (portID uint32, err error) {
 
 // newSocket makes a socket of a non-blocking descriptor, which it takes over.
 func newSocket(fd int, portID uint32) *socket {
-	return &socket{fd: fd, portID: portID, in: make([]byte, smallBuffer), sendmsg: sendmsg, recvmsg: recvmsg}
+	s := &socket{fd: fd, portID: portID, in: make([]byte, smallBuffer), sendmsg: sendmsg}
+	s.recvmsg = s.sender.recvmsg
+	return s
 }
 
 func sendmsg(fd int, b []byte) error { return unix.Send(fd, b, 0) }
 
+// sender is where the kernel says whose message it is.
+type sender struct {
+	address unix.RawSockaddrNetlink
+	size    uint32
+}
+
 // recvmsg returns the length of the datagram, even if that is more than fits,
 // and the port id of its sender. unix.Recvfrom does the same with two
 // allocations.
-func recvmsg(fd int, b []byte) (n int, from uint32, err error) {
-	var sender unix.RawSockaddrNetlink
-	size := uint32(unix.SizeofSockaddrNetlink)
+func (s *sender) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
+	s.size = unix.SizeofSockaddrNetlink
 	r, _, errno := syscall.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
-		unix.MSG_TRUNC, uintptr(unsafe.Pointer(&sender)), uintptr(unsafe.Pointer(&size)))
+		unix.MSG_TRUNC, uintptr(unsafe.Pointer(&s.address)), uintptr(unsafe.Pointer(&s.size)))
 	if errno != 0 {
 		return 0, 0, errno
 	}
-	return int(r), sender.Pid, nil
+	return int(r), s.address.Pid, nil
 }
 
 // close closes the socket; calls under way end with ErrClosed.
@@ -184,9 +192,14 @@ func (s *socket) send(b []byte) error {
 	}
 	err := s.trySend(s.fd, b)
 	s.mu.Unlock()
-	if err != unix.EAGAIN {
-		return err
+	if err == unix.EAGAIN {
+		return s.sendWaiting(b)
 	}
+	return err
+}
+
+// sendWaiting is send for a socket that has no room now.
+func (s *socket) sendWaiting(b []byte) error {
 	file, raw, err := s.poller()
 	if err != nil {
 		return err
@@ -216,11 +229,13 @@ func (s *socket) trySend(fd int, b []byte) error {
 // call. If none is there the error is EAGAIN.
 func (s *socket) receive() ([]byte, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.closed {
+		s.mu.Unlock()
 		return nil, ErrClosed
 	}
-	return s.tryReceive(s.fd)
+	datagram, err := s.tryReceive(s.fd)
+	s.mu.Unlock()
+	return datagram, err
 }
 
 // receiveUntil is receive, but waits for a datagram until the deadline.
