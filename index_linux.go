@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"net"
 )
@@ -128,16 +129,17 @@ func (x *index[K]) add(k K, hash uint64) (added bool) {
 }
 
 func (k *serviceKey) hash() uint64 {
-	return mix(&k.address, uint64(k.fwmark)^uint64(k.port)^uint64(k.protocol)<<16^uint64(k.family)<<32)
+	return mix(&k.address, uint64(k.fwmark)^uint64(k.family)<<32^uint64(k.port)<<40^uint64(k.protocol)<<56)
 }
 
 func (k *destinationKey) hash() uint64 {
-	return mix(&k.address, uint64(k.port)^uint64(k.family)<<32)
+	return mix(&k.address, uint64(k.family)<<32^uint64(k.port)<<40)
 }
 
-// mix makes a hash of an address and other bits. Multiplication carries the bits
-// up: those at the top depend on all.
+// mix makes a hash of an address and other bits: multiplication carries the bits
+// up, and those at the top depend on all. Addresses mostly differ in their last
+// bytes, which come to lie at the bottom.
 func mix(address *[net.IPv6len]byte, x uint64) uint64 {
-	x ^= native.Uint64(address[:]) ^ bits.RotateLeft64(native.Uint64(address[8:]), 29)
+	x ^= bits.RotateLeft64(binary.BigEndian.Uint64(address[:]), 32) ^ binary.BigEndian.Uint64(address[8:])
 	return x * 0x9E3779B97F4A7C15 // the golden ratio, in 64 bits
 }
