@@ -110,6 +110,9 @@ func failCalls(listener int) (failed map[string]int) {
 // undisturbed handle on another thread tells what is true.
 func TestKernelFailingCalls(t *testing.T) {
 	needKernel(t)
+	if runtime.GOARCH == "386" || runtime.GOARCH == "s390x" {
+		t.Skip("SKIP: here Go makes these calls through socketcall, whose arguments no filter sees")
+	}
 	ns := newNamespace(t)
 	fds := descriptors(t)
 	clean, err := NewAt(ns)
