@@ -41,7 +41,7 @@ func (l *list[T]) add(m *message, parse func([]byte, *T, *addresses) error) erro
 	return nil
 }
 
-// begin forgets the items, of which there will be so many.
+// begin forgets the items. So many are to come, 0 if nobody knows.
 func (l *list[T]) begin(guess int) { l.items, l.guess = nil, guess }
 
 func (l *list[T]) length() int { return len(l.items) }
