@@ -29,7 +29,8 @@ type client interface {
 // batcher is a client that can make many changes at once.
 type batcher interface {
 	client
-	applyAll() error // the prepared changes
+	collect()        // puts the prepared changes into a new batch
+	applyAll() error // what was collected
 }
 
 // reconciler is a client that can bring a table, now in the state from, to
@@ -182,6 +183,7 @@ func openMoby(ns namespace) (client, error) {
 
 type thisClient struct {
 	handle[this.Service, this.Destination, *this.Handle]
+	batch      this.Batch
 	reconciler this.Reconciler
 	want       []this.TableEntry
 }
@@ -203,8 +205,9 @@ func openThis(ns namespace) (client, error) {
 	return c, nil
 }
 
-func (c *thisClient) applyAll() error {
-	var b this.Batch
+func (c *thisClient) collect() {
+	c.batch = this.Batch{}
+	b := &c.batch
 	for n := range c.changes {
 		p := &c.changes[n]
 		switch p.op {
@@ -222,8 +225,9 @@ func (c *thisClient) applyAll() error {
 			b.DelDestination(p.s, p.d)
 		}
 	}
-	return c.h.Do(&b)
 }
+
+func (c *thisClient) applyAll() error { return c.h.Do(&c.batch) }
 
 func (c *thisClient) table() (services, destinations int, err error) {
 	all, err := c.h.GetTable()

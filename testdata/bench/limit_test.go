@@ -168,6 +168,8 @@ func (c *limit) prepare(table []service, changes []change) {
 
 func (c *limit) apply(n int) error { return exchange(c.fd, c.in, c.changes[n]) }
 
+func (c *limit) collect() {}
+
 func (c *limit) applyAll() error {
 	for _, send := range c.sends {
 		if err := exchange(c.fd, c.in, send); err != nil {

@@ -17,7 +17,7 @@ import (
 // workloads in the order of the report, with what an op is.
 var workloads = []struct{ name, op string }{
 	{"create", "change"}, {"create-batch", "change"},
-	{"update", "change"}, {"update-batch", "change"},
+	{"update", "change"}, {"update-batch", "change"}, {"send-batch", "change"},
 	{"delete", "change"}, {"delete-batch", "change"},
 	{"list-services", "service"}, {"list-5", "list"}, {"list-50", "list"}, {"list-500", "list"},
 	{"table", "table"},
