@@ -277,6 +277,14 @@ func FuzzAnswer(f *testing.F) {
 			}
 		}
 		services.end()
+		destinations.end()
+		seenDest := map[destinationKey]bool{}
+		for _, d := range destinations.items {
+			if seenDest[keyOfDestination(d)] && destinations.part > 0 {
+				t.Fatal("a destination twice")
+			}
+			seenDest[keyOfDestination(d)] = true
+		}
 		seen := map[serviceKey]bool{}
 		for _, s := range services.items {
 			if seen[keyOfService(s)] {
