@@ -675,3 +675,29 @@ func TestLargestTimeout(t *testing.T) {
 		t.Errorf("%d services, %v", len(services), err)
 	}
 }
+
+// Messages of other processes, without end, keep neither a call nor Close.
+func TestForeignFlood(t *testing.T) {
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		return []fakeReply{{data: errorReply(r, 0), from: 99, endless: true}}
+	})
+	must(t, i.SetTimeout(20*time.Millisecond))
+	start := time.Now()
+	if err := i.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(start) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+	must(t, i.SetTimeout(time.Minute))
+	done := make(chan error)
+	go func() { done <- i.Flush() }()
+	time.Sleep(10 * time.Millisecond)
+	i.Close()
+	select {
+	case err := <-done:
+		if err != ErrClosed {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("Close does not end a call")
+	}
+	k.end()
+}
