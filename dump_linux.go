@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"hash/maphash"
 	"math"
 
 	"golang.org/x/sys/unix"
@@ -112,4 +113,4 @@ func (l *lengths) note(cmd uint8, key serviceKey, n int) {
 }
 
 // place is where the length of a service's list is remembered.
-func (k *serviceKey) place() uint64 { return k.hash() >> (64 - placeBits) }
+func (k *serviceKey) place() uint64 { return maphash.Comparable(hashSeed, *k) % (1 << placeBits) }

@@ -1,7 +1,7 @@
 package ipvs
 
 import (
-	"encoding/binary"
+	"hash/maphash"
 	"math/bits"
 	"net"
 )
@@ -13,7 +13,7 @@ type serviceKey struct {
 	fwmark   uint32
 	family   uint16
 	protocol uint16
-	port     uint32 // in 32 bits: keys without gaps are compared in one go
+	port     uint32 // in 32 bits: keys without gaps are hashed and compared in one go
 	address  [net.IPv6len]byte
 }
 
@@ -86,60 +86,45 @@ func setAddress(to *[net.IPv6len]byte, address []byte) {
 type index[K comparable] struct {
 	keys   []K
 	places []uint32 // numbers of keys, from 1; 0 is a free place
-	shift  int      // makes a hash the number of a place
 }
+
+// hashSeed makes the places of keys a secret: others may choose the addresses.
+var hashSeed = maphash.MakeSeed()
 
 // reset takes all keys out and makes room for so many.
 func (x *index[K]) reset(room int) {
-	size := bits.Len(uint(room)) + 1
-	if cap(x.places) < 1<<size {
-		x.places = make([]uint32, 1<<size)
+	size := 2 << bits.Len(uint(room))
+	if cap(x.places) < size {
+		x.places = make([]uint32, size)
 		x.keys = make([]K, 0, room)
 	}
-	x.places, x.keys, x.shift = x.places[:1<<size], x.keys[:0], 64-size
+	x.places, x.keys = x.places[:size], x.keys[:0]
 	clear(x.places)
 }
 
-// place returns where a key is, or is to be. The hash is the key's, whose method
-// would be called by detours here.
-func (x *index[K]) place(k *K, hash uint64) *uint32 {
-	for at := int(hash >> x.shift); ; at++ {
-		place := &x.places[at&(len(x.places)-1)]
-		if *place == 0 || x.keys[*place-1] == *k {
+// place returns where a key is, or is to be.
+func (x *index[K]) place(k K) *uint32 {
+	for at := maphash.Comparable(hashSeed, k); ; at++ {
+		place := &x.places[at&uint64(len(x.places)-1)]
+		if *place == 0 || x.keys[*place-1] == k {
 			return place
 		}
 	}
 }
 
 // find returns the number of a key.
-func (x *index[K]) find(k K, hash uint64) (n int, found bool) {
-	n = int(*x.place(&k, hash))
+func (x *index[K]) find(k K) (n int, found bool) {
+	n = int(*x.place(k))
 	return n - 1, n > 0
 }
 
 // add gives a key the next number, from 0, unless it has one.
-func (x *index[K]) add(k K, hash uint64) (added bool) {
-	place := x.place(&k, hash)
+func (x *index[K]) add(k K) (added bool) {
+	place := x.place(k)
 	if *place > 0 {
 		return false
 	}
 	x.keys = append(x.keys, k)
 	*place = uint32(len(x.keys))
 	return true
-}
-
-func (k *serviceKey) hash() uint64 {
-	return mix(&k.address, uint64(k.fwmark)^uint64(k.family)<<32^uint64(k.port)<<40^uint64(k.protocol)<<56)
-}
-
-func (k *destinationKey) hash() uint64 {
-	return mix(&k.address, uint64(k.family)<<32^uint64(k.port)<<40)
-}
-
-// mix makes a hash of an address and other bits: multiplication carries the bits
-// up, and those at the top depend on all. Addresses mostly differ in their last
-// bytes, which come to lie at the bottom.
-func mix(address *[net.IPv6len]byte, x uint64) uint64 {
-	x ^= bits.RotateLeft64(binary.BigEndian.Uint64(address[:]), 32) ^ binary.BigEndian.Uint64(address[8:])
-	return x * 0x9E3779B97F4A7C15 // the golden ratio, in 64 bits
 }

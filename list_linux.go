@@ -16,7 +16,6 @@ type list[T any] struct {
 	slab      []T
 	guess     int // how many items there will be; 0 if nobody knows
 	addresses addresses
-	part      int // number of the last datagram
 }
 
 // maxSlab is the size of the largest slab, in bytes. It bounds what a caller keeps
@@ -37,7 +36,6 @@ func (l *list[T]) add(m *message, parse func([]byte, *T, *addresses) error) erro
 	}
 	l.slab = l.slab[1:]
 	l.items = append(l.items, item)
-	l.part = m.part
 	return nil
 }
 
@@ -51,16 +49,8 @@ type serviceList struct{ list[Service] }
 // parse takes a message with a service.
 func (l *serviceList) parse(m *message) error { return l.add(m, parseService) }
 
-// end takes out the services that came twice, which kernels from 7 on can send
-// even in one part, while their table grows.
-func (l *serviceList) end() {
-	var seen index[serviceKey]
-	seen.reset(len(l.items))
-	l.items = slices.DeleteFunc(l.items, func(s *Service) bool {
-		key := keyOfService(s)
-		return !seen.add(key, key.hash())
-	})
-}
+// end takes out the services that came twice.
+func (l *serviceList) end() { l.items = unique(l.items, keyOfService) }
 
 type destinationList struct {
 	list[Destination]
@@ -69,18 +59,36 @@ type destinationList struct {
 // parse takes a message with a destination.
 func (l *destinationList) parse(m *message) error { return l.add(m, parseDestination) }
 
-// end takes out the destinations that came twice. What was added to the table
-// between two parts of an answer can bring entries of the earlier parts again.
-func (l *destinationList) end() {
-	if l.part == 0 {
-		return
+// end takes out the destinations that came twice.
+func (l *destinationList) end() { l.items = unique(l.items, keyOfDestination) }
+
+// few is how many items are compared with each other in less time than an index
+// takes.
+const few = 12
+
+// unique takes out the items that came before. What is added to the table between
+// two parts of a list can bring entries of the earlier parts again. Kernels from 7
+// on can send an entry twice even in one part: services while their table grows,
+// destinations that are deleted and come again.
+func unique[T any, K comparable](items []*T, keyOf func(*T) K) []*T {
+	if len(items) <= few && !twice(items, keyOf) {
+		return items
 	}
-	var seen index[destinationKey]
-	seen.reset(len(l.items))
-	l.items = slices.DeleteFunc(l.items, func(d *Destination) bool {
-		key := keyOfDestination(d)
-		return !seen.add(key, key.hash())
-	})
+	var seen index[K]
+	seen.reset(len(items))
+	return slices.DeleteFunc(items, func(item *T) bool { return !seen.add(keyOf(item)) })
+}
+
+// twice tells whether one of a few items comes twice.
+func twice[T any, K comparable](items []*T, keyOf func(*T) K) bool {
+	var keys [few]K
+	for n, item := range items {
+		keys[n] = keyOf(item)
+		if slices.Contains(keys[:n], keys[n]) {
+			return true
+		}
+	}
+	return false
 }
 
 // addresses hands out memory for the addresses of an answer, many together.

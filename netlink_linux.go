@@ -65,7 +65,6 @@ type message struct {
 	typ, flags  uint16
 	seq, portID uint32
 	body        []byte
-	part        int // number of the datagram in the answer
 	left        int // bytes of the datagram behind this message
 }
 
@@ -271,7 +270,6 @@ func (i *Handle) receiveAll(s *socket, first, last uint32, t taker) error {
 	// The clock is read when first needed: mostly the answer is there at once.
 	var waitEnd, end time.Time
 	m := &i.message
-	m.part = -1
 	for done := false; !done; {
 		datagram, err := s.receive()
 		if err == unix.EAGAIN {
@@ -283,7 +281,6 @@ func (i *Handle) receiveAll(s *socket, first, last uint32, t taker) error {
 		if err != nil {
 			return i.lost("receiving a reply", err)
 		}
-		m.part++
 		for len(datagram) > 0 {
 			if datagram, err = m.cut(datagram); err != nil {
 				return err

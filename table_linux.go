@@ -42,7 +42,7 @@ func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 // Diff returns the fewest changes that make the table want of the table have. It
 // looks at what a caller can set, not at counters; addresses, families and
 // netmasks are the same if they are sent the same. What is twice in want, or
-// cannot be sent, is an error.
+// cannot be sent, is an error; of what is twice in have the first counts.
 //
 // The order of the changes keeps traffic served: what is new comes first, then
 // what changes, then destinations that go, and last the services that go.
@@ -88,18 +88,18 @@ func (m *matcher[K]) begin(have, want int) {
 }
 
 // have notes entry n of what is there. What is there twice counts once.
-func (m *matcher[K]) have(n int, k K, hash uint64) {
-	if m.there.add(k, hash) {
+func (m *matcher[K]) have(n int, k K) {
+	if m.there.add(k) {
 		m.at, m.matched = append(m.at, n), append(m.matched, false)
 	}
 }
 
 // want returns the entry that is there for what is wanted, -1 for none, and
 // whether it is wanted for the first time.
-func (m *matcher[K]) want(k K, hash uint64) (n int, first bool) {
-	found, ok := m.there.find(k, hash)
+func (m *matcher[K]) want(k K) (n int, first bool) {
+	found, ok := m.there.find(k)
 	if !ok {
-		return -1, m.new.add(k, hash)
+		return -1, m.new.add(k)
 	}
 	first = !m.matched[found]
 	m.matched[found] = true
@@ -122,7 +122,7 @@ func (d *differ) diff(have, want []TableEntry) error {
 		if err != nil {
 			return fmt.Errorf("%w (entry %d of the table there is)", err, n)
 		}
-		d.services.have(n, key, key.hash())
+		d.services.have(n, key)
 	}
 	for n := range want {
 		key, err := sentServiceKey(want[n].Service)
@@ -130,7 +130,7 @@ func (d *differ) diff(have, want []TableEntry) error {
 			return fmt.Errorf("%w (entry %d of the wanted table)", err, n)
 		}
 		var there TableEntry
-		at, first := d.services.want(key, key.hash())
+		at, first := d.services.want(key)
 		if !first {
 			return fmt.Errorf("ipvs: service %s is wanted twice", serviceName(want[n].Service))
 		}
@@ -160,14 +160,14 @@ func (d *differ) compare(have, want TableEntry, family uint16) error {
 		if err != nil {
 			return err
 		}
-		d.destinations.have(n, key, key.hash())
+		d.destinations.have(n, key)
 	}
 	for _, dest := range want.Destinations {
 		key, err := sentDestinationKey(dest)
 		if err != nil {
 			return err
 		}
-		at, first := d.destinations.want(key, key.hash())
+		at, first := d.destinations.want(key)
 		switch {
 		case !first:
 			return fmt.Errorf("ipvs: destination %s is wanted twice", destinationName(dest))
