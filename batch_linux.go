@@ -130,6 +130,20 @@ func (b *Batch) each(yield func(n int, msg []byte) bool) {
 	}
 }
 
+// only returns a batch of those changes that are to be kept.
+func (b *Batch) only(keep func(msg []byte) bool) *Batch {
+	var kept Batch
+	for _, msg := range b.each {
+		if keep(msg) {
+			last := kept.room()
+			last.messages = append(last.messages, msg...)
+			last.count++
+			kept.n++
+		}
+	}
+	return &kept
+}
+
 // join appends the changes of c, whose memory is b's from then on.
 func (b *Batch) join(c *Batch) {
 	for _, block := range c.blocks {

@@ -98,23 +98,95 @@ func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var done Changes
+	drains := r.drains
+	defer func() { r.drains = drains }() // not before: a call does not delete what it gave weight 0
 	for round := 1; ; round++ {
 		p, err := r.plan(want)
 		if err != nil {
 			return done, err
 		}
-		r.drains, done.Draining, done.Again = p.drains, len(p.drains), p.again
+		drains, done.Draining, done.Again = p.drains, len(p.drains), p.again
 		if p.batch.Len() == 0 {
 			return done, nil
 		}
-		err = r.Handle.Do(p.batch)
+		err = r.apply(p.batch, &done)
 		var failed *BatchError
-		if err != nil && !errors.As(err, &failed) {
+		if err != nil && !errors.As(err, &failed) || err == nil {
 			return done, err
 		}
-		done.count(p.batch, failed)
-		if failed == nil || round == maxRounds || !failed.onlyRaces() {
+		failed.restart(drains)
+		if round == maxRounds || !failed.onlyRaces() {
 			return done, err
+		}
+	}
+}
+
+// apply makes the changes, and counts them.
+func (r *Reconciler) apply(b *Batch, done *Changes) error {
+	if r.Owned == nil {
+		return r.do(b, done)
+	}
+	// Others may have made a service in place of a new one since the table was read.
+	// So new services go first, and what was to go to those that failed is left out.
+	isNew := func(msg []byte) bool { return commandOf(msg) == cmdNewService }
+	newServices := b.only(isNew)
+	if newServices.Len() == 0 {
+		return r.do(b, done)
+	}
+	err := r.do(newServices, done)
+	failed := map[serviceKey]struct{}{}
+	var first, second *BatchError
+	if errors.As(err, &first) {
+		for _, op := range first.Errors {
+			key, _ := sentServiceKey(op.Service) // it was sent
+			failed[key] = struct{}{}
+		}
+	} else if err != nil {
+		return err
+	}
+	rest := b.only(func(msg []byte) bool {
+		if len(failed) == 0 || commandOf(msg) != cmdNewDest {
+			return !isNew(msg)
+		}
+		s, _ := decode(msg)
+		key, _ := sentServiceKey(s)
+		return !contains(failed, key)
+	})
+	err = r.do(rest, done)
+	if errors.As(err, &second) {
+		for _, op := range second.Errors {
+			op.Index += newServices.Len()
+		}
+		second.total += newServices.Len()
+	}
+	switch {
+	case first == nil || err != nil && second == nil:
+		return err
+	case second != nil:
+		first.Errors = append(first.Errors, second.Errors...)
+		first.total = second.total
+	}
+	return first
+}
+
+// do makes the changes of a batch at once, and counts them.
+func (r *Reconciler) do(b *Batch, done *Changes) error {
+	err := r.Handle.Do(b)
+	var failed *BatchError
+	if err == nil || errors.As(err, &failed) {
+		done.count(b, failed)
+	}
+	return err
+}
+
+// restart takes out the drains of destinations that were to get weight 0 and did
+// not: their time begins when they do.
+func (e *BatchError) restart(drains map[drainKey]time.Time) {
+	for _, op := range e.Errors {
+		service, err := sentServiceKey(op.Service)
+		destination, destErr := sentDestinationKey(op.Destination)
+		if err == nil && destErr == nil {
+			delete(drains, drainKey{service, destination})
 		}
 	}
 }
@@ -221,15 +293,20 @@ func (r *Reconciler) read(want []TableEntry) ([]TableEntry, error) {
 	return have, nil
 }
 
-// asReturned returns s as the kernel would return it, and what identifies it.
+// asReturned returns s as the kernel would return it but for counters, and what
+// identifies it.
 func asReturned(s *Service) (*Service, serviceKey, error) {
 	key, err := sentServiceKey(s)
 	if err != nil {
 		return nil, key, err
 	}
 	returned := *s
-	returned.AddressFamily = key.family
-	if s.FWMark == 0 && key.family == unix.AF_INET {
+	returned.AddressFamily, returned.Netmask = key.family, netmaskOf(s, key.family)
+	returned.Flags |= ServiceFlagHashed
+	switch {
+	case s.FWMark != 0:
+		returned.Address, returned.Protocol, returned.Port = nil, 0, 0
+	case key.family == unix.AF_INET:
 		returned.Address = key.address[:net.IPv4len]
 	}
 	return &returned, key, nil
@@ -306,6 +383,7 @@ func (d *drainer) still(service serviceKey, have, want []*Destination) (still []
 		if contains(wanted, key) {
 			continue
 		}
+		wanted[key] = struct{}{} // once, if it is there twice
 		k := drainKey{service, key}
 		since, known := d.since[k]
 		if !known {

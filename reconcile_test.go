@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -290,5 +291,155 @@ func TestKernelReconcileRaces(t *testing.T) {
 	}
 	if foreigners == 0 {
 		t.Error("no foreign services: the test shows nothing")
+	}
+}
+
+// listing makes a fake kernel's answers: one service, with the destinations that
+// dests returns; the rest is acknowledged, or answered by other.
+func listing(s *Service, dests func() []*Destination, other func(r []byte) []fakeReply) func(r []byte) []fakeReply {
+	return func(r []byte) []fakeReply {
+		var answer []byte
+		switch cmdOf(r) {
+		case cmdGetService:
+			attrs, _ := fillService(nil, s, true)
+			answer = dataReply(r, unix.NLM_F_MULTI, cmdNewService, attrs)
+		case cmdGetDest:
+			for _, d := range dests() {
+				attrs, _ := fillDestination(nil, d, true)
+				attrs = appendUint32(attrs, destAttrActiveConnections, uint32(d.ActiveConnections))
+				closeNest(attrs, 0)
+				answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewDest, attrs)...)
+			}
+		default:
+			if replies := other(r); replies != nil {
+				return replies
+			}
+			return acknowledge(r)
+		}
+		return one(append(answer, doneReply(r, 0)...))
+	}
+}
+
+// Kernels from 7 on can list a destination twice in one part.
+func TestReconcileDestinationListedTwice(t *testing.T) {
+	d := ipv4Destination(1)
+	i, _ := newFake(t, listing(ipv4Service(1), func() []*Destination { return []*Destination{d, d} }, func([]byte) []fakeReply { return nil }))
+	if got := mustGet(i.GetDestinations(ipv4Service(1)))(t); len(got) != 1 {
+		t.Errorf("%d destinations", len(got))
+	}
+	// What a caller made of two lists can have it, too.
+	p, r := &plan{drains: map[drainKey]time.Time{}}, &Reconciler{Drain: time.Minute}
+	kept := mustGet(r.keepDraining(p, []TableEntry{{ipv4Service(1), []*Destination{d, d}}}, []TableEntry{{ipv4Service(1), nil}}))(t)
+	if len(kept) != 1 || len(kept[0].Destinations) != 1 {
+		t.Errorf("%v drains", kept)
+	}
+}
+
+// The time to drain begins when weight 0 takes effect.
+func TestDrainWithoutWeightZero(t *testing.T) {
+	busy := *ipv4Destination(1)
+	busy.Weight, busy.ActiveConnections = 5, 9
+	refuses, deleted := true, false
+	i, _ := newFake(t, listing(ipv4Service(1), func() []*Destination { return []*Destination{&busy} }, func(r []byte) []fakeReply {
+		switch cmdOf(r) {
+		case cmdSetDest:
+			if refuses {
+				return one(errorReply(r, syscall.ENOMEM))
+			}
+			busy.Weight = 0
+		case cmdDelDest:
+			deleted = true
+		}
+		return nil
+	}))
+	clock := time.Unix(1000, 0)
+	r := &Reconciler{Handle: i, Drain: time.Minute, now: func() time.Time { return clock }}
+	want := []TableEntry{{ipv4Service(1), nil}}
+	for turn, step := range []struct {
+		refuses, deletes bool
+		after            time.Duration
+	}{{true, false, 0}, {false, false, time.Minute}, {false, false, time.Minute - 1}, {false, true, 1}} {
+		clock, refuses = clock.Add(step.after), step.refuses
+		if _, err := r.Reconcile(want); (err != nil) != step.refuses {
+			t.Errorf("turn %d: %v", turn, err)
+		}
+		if deleted != step.deletes {
+			t.Errorf("turn %d: deleted: %v", turn, deleted)
+		}
+	}
+}
+
+// What begins to drain is left to a later call, also if this one reads again.
+func TestKernelDrainOneCall(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	other := openIn(t, ns)
+	must(t, i.NewService(ipv4Service(1)))
+	must(t, i.NewDestination(ipv4Service(1), ipv4Destination(1)))
+	r := &Reconciler{Handle: i, Drain: time.Hour}
+	var once sync.Once
+	r.now = func() time.Time { // between reading and writing
+		once.Do(func() { must(t, other.NewService(ipv4Service(2))) })
+		return time.Now()
+	}
+	want := []TableEntry{{ipv4Service(1), nil}, {ipv4Service(2), nil}}
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, Again: time.Second}) {
+		t.Errorf("first: %+v", got)
+	}
+	if got := mustGet(r.Reconcile(want))(t); got != (Changes{DestinationsDeleted: 1}) {
+		t.Errorf("then: %+v", got)
+	}
+}
+
+// A service that others make after the table was read gets nothing of what was
+// wanted in its place.
+func TestKernelReconcileForeignAppears(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	other := openIn(t, ns)
+	mine := *ipv4Service(1)
+	mine.SchedName = SourceHashing
+	var once sync.Once
+	r := &Reconciler{Handle: i, Owned: func(s *Service) bool {
+		once.Do(func() { must(t, other.NewService(ipv4Service(1))) })
+		return s.SchedName == SourceHashing
+	}}
+	dests := []*Destination{ipv4Destination(1), ipv4Destination(2)}
+	want := []TableEntry{{&mine, dests}, {serviceWith(2, SourceHashing), dests}}
+	got, err := r.Reconcile(want)
+	if text := "ipvs: service -t 10.0.0.1:80 is wanted, but not owned"; err == nil || err.Error() != text {
+		t.Errorf("%v, want %s", err, text)
+	}
+	if got != (Changes{ServicesAdded: 1, DestinationsAdded: 2}) {
+		t.Errorf("%+v", got)
+	}
+	table := "-A -t 10.0.0.1:80 -s rr\n-A -t 10.0.0.2:80 -s sh\n-a -t 10.0.0.2:80 -r 10.1.0.2:8080 -m -w 1\n-a -t 10.0.0.2:80 -r 10.1.0.1:8080 -m -w 1\n"
+	is := strings.Split(ipvsadm(t, ns, "-Sn"), "\n")
+	want2 := strings.Split(table, "\n")
+	slices.Sort(is)
+	slices.Sort(want2)
+	if !slices.Equal(is, want2) {
+		t.Errorf("the table is\n%s", strings.Join(is, "\n"))
+	}
+}
+
+func serviceWith(n int, scheduler string) *Service {
+	s := *ipv4Service(n)
+	s.SchedName = scheduler
+	return &s
+}
+
+// Owned is asked with wanted services as the kernel returns them.
+func TestKernelOwnedAsReturned(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	for _, s := range []*Service{
+		{FWMark: 7, AddressFamily: unix.AF_INET, SchedName: "rr", Address: net.ParseIP("10.96.0.1"), Protocol: 6, Port: 80},
+		{Address: net.ParseIP("2001:db8::1"), Protocol: 6, Port: 80, SchedName: "rr"},
+		{Address: net.ParseIP("10.96.0.1"), Protocol: 17, Port: 80, SchedName: "sh", Flags: ServiceFlagPersistent, Timeout: 60, Netmask: 0xFFFFFF},
+	} {
+		asked, _, err := asReturned(s)
+		must(t, err)
+		must(t, i.NewService(s))
+		if got := mustGet(i.GetService(s))(t); !reflect.DeepEqual(got, asked) {
+			t.Errorf("asked with %+v, the kernel has %+v", asked, got)
+		}
 	}
 }
