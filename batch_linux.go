@@ -319,7 +319,7 @@ func (e *OpError) hint() string {
 		return "only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"
 	case e.Err == syscall.EINVAL && onDestination && e.Destination.TunnelType == TunnelGUE && e.Destination.TunnelPort == 0:
 		return "a GUE tunnel needs a port"
-	case e.Err == syscall.EINVAL && onDestination && e.Destination.UpperThreshold > math.MaxInt32:
+	case e.Err == syscall.EINVAL && onDestination && max(e.Destination.UpperThreshold, e.Destination.LowerThreshold) > math.MaxInt32:
 		return "thresholds go up to 2^31-1"
 	case e.Err == syscall.EINVAL && onDestination:
 		return "the address must be a unicast one in this network namespace, which needs an interface that is up"

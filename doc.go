@@ -26,13 +26,15 @@
 //	EEXIST         the service or destination exists
 //	ESRCH          no such service
 //	ENOENT         no such destination; or no such scheduler or persistence engine
-//	ERANGE         a weight or a threshold is out of range
-//	EINVAL         it makes no sense to the kernel, such as a destination whose
-//	               address is not a unicast one in this network namespace
+//	ERANGE         a weight is out of range, or a lower threshold above the upper
+//	EINVAL         it makes no sense to the kernel, such as a threshold above 2^31-1,
+//	               or a destination whose address is not a unicast one in this
+//	               network namespace
 //	EAFNOSUPPORT   the address family is unknown, or the kernel lacks IPv6
 //	EPERM          the caller lacks CAP_NET_ADMIN
 //
-// Errors of the package's own begin with "ipvs: ". [ErrNotSupported] says that
+// Errors of the package's own begin with "ipvs: ", those of single changes in a
+// [BatchError] with the change. [ErrNotSupported] says that
 // the kernel has no IPVS, [ErrClosed] that the handle is closed. One that matches
 // [os.ErrDeadlineExceeded] says that the kernel did not answer in time, and one
 // that matches ENOBUFS that an answer was lost: then it is not known whether the

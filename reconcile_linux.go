@@ -90,7 +90,8 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 
 // Reconcile reads the table, and makes the changes that bring what is owned of it
 // to want; none if that is so already. If others change the table at the same
-// time, it reads again, a bounded number of times.
+// time, it reads again, a bounded number of times. It goes by what the kernel
+// lists, see GetServices: what is missing from that, the next call puts right.
 //
 // The Changes count with an error too what is known to be done. The error is a
 // *BatchError where changes failed.
