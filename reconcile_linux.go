@@ -139,6 +139,9 @@ func (r *Reconciler) apply(b *Batch, done *Changes) error {
 	var first, second *BatchError
 	if errors.As(err, &first) {
 		for _, op := range first.Errors {
+			if _, refused := op.Err.(syscall.Errno); !refused {
+				return first // the kernel was lost
+			}
 			key, _ := sentServiceKey(op.Service) // it was sent
 			failed[key] = struct{}{}
 		}

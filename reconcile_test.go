@@ -421,6 +421,25 @@ func TestKernelReconcileForeignAppears(t *testing.T) {
 	}
 }
 
+// Where the new services' confirmation is lost, the rest is not sent.
+func TestReconcileOwnedLost(t *testing.T) {
+	sent := map[uint8]int{}
+	silence := []fakeReply{}
+	i, _ := newFake(t, listing(ipv4Service(2), func() []*Destination { return nil }, func(r []byte) []fakeReply {
+		sent[cmdOf(r)]++
+		return silence
+	}))
+	r := &Reconciler{Handle: i, Owned: func(*Service) bool { return true }}
+	dests := []*Destination{ipv4Destination(1)}
+	got, err := r.Reconcile([]TableEntry{{ipv4Service(1), dests}, {ipv4Service(2), dests}})
+	if !errors.Is(err, ErrUnknown) || got != (Changes{}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if sent[cmdNewService] != 1 || sent[cmdNewDest] != 0 {
+		t.Errorf("sent %v", sent)
+	}
+}
+
 func serviceWith(n int, scheduler string) *Service {
 	s := *ipv4Service(n)
 	s.SchedName = scheduler
