@@ -81,8 +81,8 @@ func setAddress(to *[net.IPv6len]byte, address []byte) {
 }
 
 // index numbers keys, and finds them: a hash table with open addressing, at most
-// half full. It keeps its memory from one reset to the next, and costs less than
-// half of what a map does; a table of thousands is looked through every few seconds.
+// half full. Unlike a map it keeps its memory from one reset to the next; a table
+// of thousands is looked through every few seconds.
 type index[K comparable] struct {
 	keys   []K
 	places []uint32 // numbers of keys, from 1; 0 is a free place
