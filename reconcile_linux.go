@@ -112,7 +112,7 @@ func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 		}
 		err = r.apply(p.batch, &done)
 		var failed *BatchError
-		if err != nil && !errors.As(err, &failed) || err == nil {
+		if !errors.As(err, &failed) {
 			return done, err
 		}
 		failed.restart(drains)
