@@ -1,10 +1,11 @@
 package ipvs
 
+// This file has batches: many changes in one system call.
+
 import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"syscall"
 
@@ -69,7 +70,7 @@ func (b *Batch) String() string {
 	for _, bad := range b.bad {
 		lines[bad.Index] = fmt.Sprintf("# not possible: %v\n", bad)
 	}
-	for n, msg := range b.each {
+	for n, msg := range b.messages {
 		s, d := decode(msg)
 		lines[n] = notation(commandOf(msg), s, d) + "\n"
 	}
@@ -78,7 +79,7 @@ func (b *Batch) String() string {
 
 // add appends a change. What is wrong with it is kept for Do to report.
 func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
-	last := b.room()
+	last := b.lastBlock()
 	begin := len(last.messages)
 	msg := newGenlRequest(last.messages, 0, cmd, genlVersion, 0)
 	msg, err := fillChange(msg, cmd, s, d)
@@ -93,8 +94,8 @@ func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
 	b.n++
 }
 
-// room returns the block for the next change.
-func (b *Batch) room() *block {
+// lastBlock returns the block for the next change.
+func (b *Batch) lastBlock() *block {
 	size := 0
 	if n := len(b.blocks); n > 0 {
 		last := &b.blocks[n-1]
@@ -116,8 +117,8 @@ func (b *Batch) room() *block {
 	return next
 }
 
-// each yields the number and the message of each change that can be sent.
-func (b *Batch) each(yield func(n int, msg []byte) bool) {
+// messages yields the number and the message of messages change that can be sent.
+func (b *Batch) messages(yield func(n int, msg []byte) bool) {
 	for k := range b.blocks {
 		n, rest := b.blocks[k].first, b.blocks[k].messages
 		for len(rest) > 0 {
@@ -130,12 +131,12 @@ func (b *Batch) each(yield func(n int, msg []byte) bool) {
 	}
 }
 
-// only returns a batch of those changes that are to be kept.
-func (b *Batch) only(keep func(msg []byte) bool) *Batch {
+// filter returns a batch of those changes that are to be kept.
+func (b *Batch) filter(keep func(msg []byte) bool) *Batch {
 	var kept Batch
-	for _, msg := range b.each {
+	for _, msg := range b.messages {
 		if keep(msg) {
-			last := kept.room()
+			last := kept.lastBlock()
 			last.messages = append(last.messages, msg...)
 			last.count++
 			kept.n++
@@ -144,8 +145,8 @@ func (b *Batch) only(keep func(msg []byte) bool) *Batch {
 	return &kept
 }
 
-// join appends the changes of c, whose memory is b's from then on.
-func (b *Batch) join(c *Batch) {
+// appendBatch appends the changes of c, whose memory is b's from then on.
+func (b *Batch) appendBatch(c *Batch) {
 	for _, block := range c.blocks {
 		block.first += b.n
 		b.blocks = append(b.blocks, block)
@@ -216,115 +217,17 @@ func opName(cmd uint8) string {
 func notation(cmd uint8, s *Service, d *Destination) string {
 	switch cmd {
 	case cmdNewService:
-		return "-A " + s.String()
+		return "-A " + s.Rule()
 	case cmdSetService:
-		return "-E " + s.String()
+		return "-E " + s.Rule()
 	case cmdDelService:
 		return "-D " + serviceName(s)
 	case cmdNewDest:
-		return "-a " + serviceName(s) + " " + d.String()
+		return "-a " + serviceName(s) + " " + d.Rule()
 	case cmdSetDest:
-		return "-e " + serviceName(s) + " " + d.String()
+		return "-e " + serviceName(s) + " " + d.Rule()
 	}
 	return "-d " + serviceName(s) + " " + destinationName(d)
-}
-
-// ErrUnknown says of a change that the kernel did not tell how it ended: it may
-// have been carried out or not.
-var ErrUnknown = errors.New("ipvs: it is not known whether this was done")
-
-// BatchError says which changes of a batch failed. errors.Is and errors.As reach
-// each of them.
-type BatchError struct {
-	Errors []*OpError // in the order of the batch
-	total  int
-}
-
-// Error names the first few changes that failed.
-func (e *BatchError) Error() string {
-	const shown = 3
-	var b strings.Builder
-	fmt.Fprintf(&b, "ipvs: %d of %d changes failed", len(e.Errors), e.total)
-	for n, op := range e.Errors {
-		if n == shown {
-			fmt.Fprintf(&b, "; and %d more", len(e.Errors)-shown)
-			break
-		}
-		b.WriteString("; ")
-		b.WriteString(op.Error())
-	}
-	return b.String()
-}
-
-// Unwrap returns the errors of the single changes.
-func (e *BatchError) Unwrap() []error {
-	errs := make([]error, len(e.Errors))
-	for n, op := range e.Errors {
-		errs[n] = op
-	}
-	return errs
-}
-
-// OpError is the error of one change of a batch.
-type OpError struct {
-	Index       int          // its number in the batch, from 0
-	Op          string       // the method, such as "NewService"
-	Service     *Service     // what was sent of the service
-	Destination *Destination // what was sent of the destination; nil for a change of a service
-	Err         error        // a syscall.Errno where the kernel refused
-	Message     string       // the kernel's own words (extended acknowledgement), if it sent any
-}
-
-// Error says which change it was, to what, and why it failed.
-func (e *OpError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "change %d, %s", e.Index, e.Op)
-	if e.Service != nil {
-		b.WriteByte(' ')
-		b.WriteString(serviceName(e.Service))
-	}
-	if e.Destination != nil {
-		b.WriteByte(' ')
-		b.WriteString(destinationName(e.Destination))
-	}
-	fmt.Fprintf(&b, ": %v", e.Err)
-	if e.Message != "" {
-		fmt.Fprintf(&b, ": %s", e.Message)
-	}
-	if hint := e.hint(); hint != "" {
-		fmt.Fprintf(&b, " (%s)", hint)
-	}
-	return b.String()
-}
-
-// Unwrap returns the error of the change.
-func (e *OpError) Unwrap() error { return e.Err }
-
-// hint explains error numbers whose text misleads.
-func (e *OpError) hint() string {
-	switch onDestination := e.Destination != nil; {
-	case e.Service == nil:
-		return ""
-	case e.Err == syscall.ENOENT && onDestination:
-		return "no such destination"
-	case e.Err == syscall.ENOENT && e.Service.SchedName == "":
-		return "the service names no scheduler"
-	case e.Err == syscall.ENOENT && e.Service.PEName != "":
-		return fmt.Sprintf("the kernel has no scheduler %q or no persistence engine %q", e.Service.SchedName, e.Service.PEName)
-	case e.Err == syscall.ENOENT:
-		return fmt.Sprintf("the kernel has no scheduler %q: module ip_vs_%s", e.Service.SchedName, e.Service.SchedName)
-	case e.Err == syscall.ESRCH:
-		return "no such service"
-	case e.Err == syscall.EINVAL && onDestination && e.Destination.AddressFamily != e.Service.AddressFamily:
-		return "only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"
-	case e.Err == syscall.EINVAL && onDestination && e.Destination.TunnelType == TunnelGUE && e.Destination.TunnelPort == 0:
-		return "a GUE tunnel needs a port"
-	case e.Err == syscall.EINVAL && onDestination && max(e.Destination.UpperThreshold, e.Destination.LowerThreshold) > math.MaxInt32:
-		return "thresholds go up to 2^31-1"
-	case e.Err == syscall.EINVAL && onDestination:
-		return "the address must be a unicast one in this network namespace, which needs an interface that is up"
-	}
-	return ""
 }
 
 // Do makes the changes of the batch, in order; a change that fails does not stop
@@ -340,7 +243,7 @@ func (i *Handle) Do(b *Batch) error {
 	if b == nil {
 		return errors.New("ipvs: the batch is nil")
 	}
-	if err := i.begin(); err != nil {
+	if err := i.lock(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
@@ -350,15 +253,15 @@ func (i *Handle) Do(b *Batch) error {
 	if err := i.socket.wantErrorText(); err != nil {
 		return err
 	}
-	r := run{handle: i, batch: b}
+	r := batchRun{handle: i, batch: b}
 	receive, send := i.socket.buffers()
 	atOnce, bytesAtOnce := max(1, min(maxSend, receive/replyCharge)), send-sendOverhead
 	for n := range b.blocks {
 		first, rest := b.blocks[n].first, b.blocks[n].messages
 		for len(rest) > 0 {
-			size, count := window(rest, atOnce, bytesAtOnce)
+			size, count := nextChunk(rest, atOnce, bytesAtOnce)
 			if err := r.send(first, count, rest[:size]); err != nil {
-				r.refuse(first+count, b.n, fmt.Errorf("ipvs: not sent, after: %w", err))
+				r.fail(first+count, b.n, fmt.Errorf("ipvs: not sent, after: %w", err))
 				return r.result()
 			}
 			first, rest = first+count, rest[size:]
@@ -367,9 +270,9 @@ func (i *Handle) Do(b *Batch) error {
 	return r.result()
 }
 
-// window returns the size of the first messages, which are at most so many and
+// nextChunk returns the size of the first messages, which are at most so many and
 // so large, but at least one.
-func window(messages []byte, atMost, bytes int) (size, count int) {
+func nextChunk(messages []byte, atMost, bytes int) (size, count int) {
 	for size < len(messages) && count < atMost {
 		next := size + int(native.Uint32(messages[size:]))
 		if count > 0 && next > bytes {
@@ -381,36 +284,36 @@ func window(messages []byte, atMost, bytes int) (size, count int) {
 	return size, count
 }
 
-// run is a batch on its way.
-type run struct {
+// batchRun is a batch on its way.
+type batchRun struct {
 	handle   *Handle
 	batch    *Batch
-	refusals []refusal // for each change; nil until one is refused
-	replies  refusals  // to the send under way
+	outcomes []outcome // for each change; nil until one is refused
+	replies  replies   // to the send under way
 }
 
-// refusal is why a change was not made; err is nil if it was.
-type refusal struct {
+// outcome is why a change was not made; err is nil if it was.
+type outcome struct {
 	err     error
 	message string
 }
 
-// refuse records that the changes first to end-1 were not made, but for those
+// fail records that the changes first to end-1 were not made, but for those
 // of which that is known already.
-func (r *run) refuse(first, end int, err error) {
-	if r.refusals == nil {
-		r.refusals = make([]refusal, r.batch.n)
+func (r *batchRun) fail(first, end int, err error) {
+	if r.outcomes == nil {
+		r.outcomes = make([]outcome, r.batch.n)
 	}
 	for n := first; n < end; n++ {
-		if r.refusals[n].err == nil {
-			r.refusals[n].err = err
+		if r.outcomes[n].err == nil {
+			r.outcomes[n].err = err
 		}
 	}
 }
 
 // send sends count changes from first on, which are in messages, and reads how
 // they ended. Its error says that the kernel cannot be reached.
-func (r *run) send(first, count int, messages []byte) error {
+func (r *batchRun) send(first, count int, messages []byte) error {
 	i, s := r.handle, r.handle.socket
 	base := i.seq + 1
 	last := i.seq + uint32(count)
@@ -428,14 +331,14 @@ func (r *run) send(first, count int, messages []byte) error {
 	setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 
 	if err := i.send(s, messages); err != nil {
-		err = i.lost("sending a batch", err)
-		r.refuse(first, first+count, err)
+		err = i.transportError("sending a batch", err)
+		r.fail(first, first+count, err)
 		return err
 	}
 	t := &r.replies
-	*t = refusals{run: r, first: first, base: base, last: last}
+	*t = replies{run: r, first: first, base: base, last: last}
 	if err := i.receive(s, base, last, t); err != nil {
-		r.refuse(first, first+count, fmt.Errorf("%w: %w", ErrUnknown, err))
+		r.fail(first, first+count, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err))
 		return err
 	}
 	if t.stale {
@@ -444,23 +347,23 @@ func (r *run) send(first, count int, messages []byte) error {
 	return nil
 }
 
-// refusals takes the replies to changes that were sent at once.
-type refusals struct {
-	run        *run
+// replies takes the replies to changes that were sent at once.
+type replies struct {
+	run        *batchRun
 	first      int    // the number of the first change
 	base, last uint32 // sequence numbers of the first and the last change
 	stale      bool   // the family id may be an old one
 }
 
-func (t *refusals) take(m *message) (done bool, err error) {
+func (t *replies) take(m *message) (done bool, err error) {
 	if m.typ != unix.NLMSG_ERROR {
 		return false, nil
 	}
 	errno, err := m.errno()
 	if errno != nil && err == nil {
 		n := t.first + int(m.seq-t.base)
-		t.run.refuse(n, n+1, errno)
-		t.run.refusals[n].message = m.errorText()
+		t.run.fail(n, n+1, errno)
+		t.run.outcomes[n].message = m.errorText()
 		t.stale = t.stale || errno == syscall.ENOENT
 	}
 	return m.seq == t.last, err
@@ -469,7 +372,7 @@ func (t *refusals) take(m *message) (done bool, err error) {
 // sendAgain makes the changes again that were refused because the family id was
 // an old one. As in execute, ENOENT can as well be what IPVS says. Its error says
 // that the kernel cannot be reached.
-func (r *run) sendAgain(first int, messages []byte) (lost error) {
+func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 	i, s := r.handle, r.handle.socket
 	family := i.family
 	err := i.setup(s)
@@ -479,10 +382,10 @@ func (r *run) sendAgain(first int, messages []byte) (lost error) {
 	for n, rest := first, messages; len(rest) > 0; n++ {
 		msg := rest[:native.Uint32(rest)]
 		rest = rest[len(msg):]
-		if r.refusals[n].err != syscall.ENOENT {
+		if r.outcomes[n].err != syscall.ENOENT {
 			continue
 		}
-		r.refusals[n] = refusal{err: err}
+		r.outcomes[n] = outcome{err: err}
 		if err != nil {
 			continue // not made: IPVS is gone, or what came before was lost
 		}
@@ -492,31 +395,31 @@ func (r *run) sendAgain(first int, messages []byte) (lost error) {
 		if _, refused := outcome.(syscall.Errno); outcome != nil && !refused {
 			lost = outcome
 			err = fmt.Errorf("ipvs: not sent, after: %w", lost)
-			outcome = fmt.Errorf("%w: %w", ErrUnknown, lost)
+			outcome = fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
 		}
-		r.refusals[n].err = outcome
+		r.outcomes[n].err = outcome
 	}
 	return lost
 }
 
 // result returns what was refused, and what could not be sent at all.
-func (r *run) result() error {
+func (r *batchRun) result() error {
 	bad := r.batch.bad
-	if r.refusals == nil && len(bad) == 0 {
+	if r.outcomes == nil && len(bad) == 0 {
 		return nil
 	}
 	failed := &BatchError{total: r.batch.n}
-	for n, msg := range r.batch.each {
+	for n, msg := range r.batch.messages {
 		for len(bad) > 0 && bad[0].Index < n {
 			failed.Errors = append(failed.Errors, bad[0])
 			bad = bad[1:]
 		}
-		if r.refusals == nil || r.refusals[n].err == nil {
+		if r.outcomes == nil || r.outcomes[n].err == nil {
 			continue
 		}
 		s, d := decode(msg)
 		failed.Errors = append(failed.Errors, &OpError{Index: n, Op: opName(commandOf(msg)), Service: s, Destination: d,
-			Err: r.refusals[n].err, Message: r.refusals[n].message})
+			Err: r.outcomes[n].err, Message: r.outcomes[n].message})
 	}
 	failed.Errors = append(failed.Errors, bad...)
 	if len(failed.Errors) == 0 {

@@ -1,5 +1,7 @@
 package ipvs
 
+// This file has the numbers of the protocol and the public constants.
+
 // Generic netlink identity of IPVS, from the kernel's linux/ip_vs.h.
 const (
 	genlName    = "IPVS" // IPVS_GENL_NAME

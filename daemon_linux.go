@@ -1,5 +1,7 @@
 package ipvs
 
+// This file has the connection synchronization daemon.
+
 import (
 	"errors"
 	"fmt"
@@ -100,9 +102,9 @@ func (i *Handle) GetDaemons() ([]*Daemon, error) {
 // daemonList collects the daemons of an answer.
 type daemonList []*Daemon
 
-func (l *daemonList) begin(int) { *l = nil }
+func (l *daemonList) reset(int) { *l = nil }
 
-func (l *daemonList) end() {}
+func (l *daemonList) finish() {}
 
 func (l *daemonList) length() int { return len(*l) }
 
@@ -181,10 +183,10 @@ func parseDaemon(body []byte) (*Daemon, error) {
 		case daemonAttrSyncMaxLen:
 			d.SyncMaxLen = a.uint16()
 		case daemonAttrGroup:
-			d.MulticastGroup, err = memory.take(unix.AF_INET, a.value())
+			d.MulticastGroup, err = memory.copyIP(unix.AF_INET, a.value())
 			a.nest(err)
 		case daemonAttrGroup6:
-			d.MulticastGroup, err = memory.take(unix.AF_INET6, a.value())
+			d.MulticastGroup, err = memory.copyIP(unix.AF_INET6, a.value())
 			a.nest(err)
 		case daemonAttrPort:
 			d.MulticastPort = a.uint16()

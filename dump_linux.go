@@ -1,8 +1,11 @@
 package ipvs
 
+// This file has lists: asking again, memory for many entries, entries that come
+// twice.
+
 import (
-	"hash/maphash"
-	"math"
+	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,8 +13,8 @@ import (
 // collector is a parser of an answer with any number of entries.
 type collector interface {
 	parser
-	begin(guess int) // with so many entries, maybe; before an answer is asked for again, too
-	end()            // after the whole answer
+	reset(guess int) // with so many entries, maybe; before an answer is asked for again, too
+	finish()         // after the whole answer
 	length() int
 }
 
@@ -19,25 +22,25 @@ type collector interface {
 // or a part was larger than the buffer, it is asked again, a few times. The key
 // is that of the service whose destinations are listed, and else zero.
 func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error {
-	if err := i.begin(); err != nil {
+	if err := i.lock(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
-	s, guess := i.socket, i.lengths.guess(cmd, key)
+	s, guess := i.socket, i.hints.predict(cmd, key)
 	if guess > longList {
 		s = i.bulkSocket()
 	}
 	var err error
 	for range dumpAttempts {
-		c.begin(guess)
+		c.reset(guess)
 		err = i.request(s, cmd, unix.NLM_F_DUMP, fill, c)
 		if err != errInterrupted && err != errTruncated {
 			break
 		}
 	}
 	if err == nil {
-		c.end()
-		i.lengths.note(cmd, key, c.length())
+		c.finish()
+		i.hints.record(cmd, key, c.length())
 	}
 	return err
 }
@@ -66,51 +69,84 @@ func (i *Handle) bulkSocket() *socket {
 	return bulk
 }
 
-// longList is the number of entries from which on a list is read with large buffers.
-const longList = 100
-
-// placeBits makes room for the services of a large table.
-const placeBits = 14
-
-// lengths remembers how long lists were, to guess how long they are going to be.
-// Nothing is remembered of destinations until one list of them is long.
-type lengths struct {
-	services     int
-	destinations *[1 << placeBits]uint16 // by the hash of the service, plus 1: a guess is wrong where two share a place
-	last         int                     // of the destinations that were listed last
+// list collects the services or destinations of an answer. They lie in memory
+// many together: a table of thousands would else be as many allocations.
+type list[T any] struct {
+	items     []*T
+	slab      []T
+	guess     int // how many items there will be; 0 if nobody knows
+	addresses addresses
 }
 
-// guess returns how long a list will be, 0 if it may be short. Destinations that
-// were not listed before will be as many as those listed last: mostly the
-// services of a table are alike.
-func (l *lengths) guess(cmd uint8, key serviceKey) int {
-	switch {
-	case cmd == cmdGetService:
-		return l.services
-	case cmd != cmdGetDest || l.destinations == nil:
-		return 0
+// maxSlab is the size of the largest slab, in bytes. It bounds what a caller keeps
+// who keeps one item; Go's allocator fills such blocks without a rest.
+const maxSlab = 16 << 10
+
+// add adds the item in a message.
+func (l *list[T]) add(m *message, parse func([]byte, *T, *addresses) error) error {
+	if len(l.slab) == 0 {
+		// The messages of one answer are about as long: so many are in the datagram.
+		n := max(1+m.left/(msgHdrLen+len(m.body)), l.guess-len(l.items))
+		l.items = slices.Grow(l.items, n)
+		l.slab = make([]T, min(n, maxSlab/int(unsafe.Sizeof(*new(T)))))
 	}
-	if was := l.destinations[key.place()]; was > 0 {
-		return int(was - 1)
+	item := &l.slab[0]
+	if err := parse(m.attrs(), item, &l.addresses); err != nil {
+		return err
 	}
-	return l.last
+	l.slab = l.slab[1:]
+	l.items = append(l.items, item)
+	return nil
 }
 
-// note remembers how long a list was.
-func (l *lengths) note(cmd uint8, key serviceKey, n int) {
-	switch cmd {
-	case cmdGetService:
-		l.services = n
-	case cmdGetDest:
-		if l.destinations == nil && n > longList {
-			l.destinations = new([1 << placeBits]uint16)
+// reset forgets the items. So many are to come, 0 if nobody knows.
+func (l *list[T]) reset(guess int) { l.items, l.guess = nil, guess }
+
+func (l *list[T]) length() int { return len(l.items) }
+
+type serviceList struct{ list[Service] }
+
+// parse takes a message with a service.
+func (l *serviceList) parse(m *message) error { return l.add(m, parseService) }
+
+// finish takes out the services that came twice.
+func (l *serviceList) finish() { l.items = dropDuplicates(l.items, keyOfService) }
+
+type destinationList struct {
+	list[Destination]
+}
+
+// parse takes a message with a destination.
+func (l *destinationList) parse(m *message) error { return l.add(m, parseDestination) }
+
+// finish takes out the destinations that came twice.
+func (l *destinationList) finish() { l.items = dropDuplicates(l.items, keyOfDestination) }
+
+// smallList is how many items are compared with each other in less time than an index
+// takes.
+const smallList = 12
+
+// dropDuplicates takes out the items that came before. What is added to the table between
+// two parts of a list can bring entries of the earlier parts again. Kernels from 7
+// on can send an entry twice even in one part: services while their table grows,
+// destinations that are deleted and come again.
+func dropDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) []*T {
+	if len(items) <= smallList && !hasDuplicates(items, keyOf) {
+		return items
+	}
+	var seen index[K]
+	seen.reset(len(items))
+	return slices.DeleteFunc(items, func(item *T) bool { return !seen.add(keyOf(item)) })
+}
+
+// hasDuplicates tells whether one of a few items comes hasDuplicates.
+func hasDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) bool {
+	var keys [smallList]K
+	for n, item := range items {
+		keys[n] = keyOf(item)
+		if slices.Contains(keys[:n], keys[n]) {
+			return true
 		}
-		if l.destinations != nil {
-			l.destinations[key.place()] = uint16(min(n+1, math.MaxUint16))
-			l.last = n
-		}
 	}
+	return false
 }
-
-// place is where the length of a service's list is remembered.
-func (k *serviceKey) place() uint64 { return maphash.Comparable(hashSeed, *k) % (1 << placeBits) }

@@ -1,7 +1,8 @@
 package ipvs
 
+// This file has the public types and every plain call of a Handle.
+
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -11,16 +12,6 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-)
-
-var (
-	// ErrNotSupported says that the running kernel has no IPVS, and that it could
-	// not be loaded either.
-	ErrNotSupported = errors.New("ipvs: the kernel has no IPVS: load the ip_vs module (modprobe ip_vs), or run a kernel built with CONFIG_IP_VS")
-
-	// ErrClosed says that the handle is closed, or was while the call was under
-	// way: then it is not known what the kernel did. It matches net.ErrClosed too.
-	ErrClosed = fmt.Errorf("ipvs: the handle is closed: %w", net.ErrClosed)
 )
 
 // Service is a virtual service: what clients connect to.
@@ -194,7 +185,7 @@ type Handle struct {
 	answer  answer  // of its answer,
 	message message // and of the message at hand
 
-	lengths     lengths                // of lists
+	hints       sizeHints              // of lists
 	bulk        atomic.Pointer[socket] // for long ones; nil until there is one
 	bulkRefused bool                   // it could not be opened
 }
@@ -275,7 +266,7 @@ func (i *Handle) receiveTimeout() time.Duration { return time.Duration(i.timeout
 
 // answerTimeout is how long a whole answer may take.
 func (i *Handle) answerTimeout() time.Duration {
-	return patience * min(i.receiveTimeout(), math.MaxInt64/patience)
+	return maxReplyTimeouts * min(i.receiveTimeout(), math.MaxInt64/maxReplyTimeouts)
 }
 
 // NewService adds a virtual service (IPVS_CMD_NEW_SERVICE). The kernel refuses
@@ -401,7 +392,7 @@ func (i *Handle) SetConfig(c *Config) error {
 // changeTable sends a command on a service or a destination and waits for the
 // acknowledgement.
 func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
-	if err := i.begin(); err != nil {
+	if err := i.lock(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
@@ -413,8 +404,8 @@ func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
 	return i.execute(i.socket, msg, nil)
 }
 
-// begin locks the handle for a call.
-func (i *Handle) begin() error {
+// lock locks the handle for a call.
+func (i *Handle) lock() error {
 	if i == nil || i.socket == nil {
 		return ErrClosed
 	}
@@ -437,7 +428,7 @@ func identity(s *Service) filler {
 
 // call sends a request and has its answer parsed.
 func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
-	if err := i.begin(); err != nil {
+	if err := i.lock(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
@@ -455,4 +446,61 @@ func (i *Handle) request(s *socket, cmd uint8, flags uint16, fill filler, p pars
 	}
 	i.scratch = msg // grown, maybe
 	return i.execute(s, msg, p)
+}
+
+// Info is what the kernel tells of its IPVS.
+type Info struct {
+	Version             Version // IPVS_INFO_ATTR_VERSION
+	ConnectionTableSize uint32  // buckets of the connection table (IPVS_INFO_ATTR_CONN_TAB_SIZE)
+}
+
+// Version is a version of IPVS, one byte each for its three numbers:
+// 0x010201 is 1.2.1.
+type Version uint32
+
+// String returns the version as ipvsadm prints it, such as "1.2.1".
+func (v Version) String() string {
+	return fmt.Sprintf("%d.%d.%d", byte(v>>16), byte(v>>8), byte(v))
+}
+
+// GetInfo returns the version of IPVS and the size of its connection table
+// (IPVS_CMD_GET_INFO).
+func (i *Handle) GetInfo() (*Info, error) {
+	info := new(Info)
+	err := i.call(cmdGetInfo, 0, nil, parserFunc(func(body []byte) error {
+		a := attributes{level: body}
+		for a.next() {
+			switch a.typ {
+			case infoAttrVersion:
+				info.Version = Version(a.uint32())
+			case infoAttrConnectionTableSize:
+				info.ConnectionTableSize = a.uint32()
+			}
+		}
+		return a.err
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return info, nil
+}
+
+// Zero sets the counters and rates of all services and destinations to zero
+// (IPVS_CMD_ZERO). The kernel adds up what it counts every two seconds: traffic of
+// the last two can still appear afterwards.
+func (i *Handle) Zero() error { return i.change(cmdZero, nil) }
+
+// ZeroService sets the counters of one service and its destinations to zero
+// (IPVS_CMD_ZERO). The kernel refuses with ESRCH if there is none.
+func (i *Handle) ZeroService(s *Service) error { return i.change(cmdZero, identity(s)) }
+
+// IPv4Netmask returns Service.Netmask for a prefix length of 0 to 32: the mask's
+// four bytes as they lie in memory, so that 24 gives 255, 255, 255, 0 in this
+// order on every machine, and not the number 0xFFFFFF00.
+func IPv4Netmask(prefixLen int) (uint32, error) {
+	mask := net.CIDRMask(prefixLen, 8*net.IPv4len)
+	if mask == nil {
+		return 0, fmt.Errorf("ipvs: an IPv4 prefix of %d bits is not in 0..32", prefixLen)
+	}
+	return native.Uint32(mask), nil
 }

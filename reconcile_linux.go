@@ -1,5 +1,7 @@
 package ipvs
 
+// This file has the Reconciler, which brings the kernel's table to a desired state.
+
 import (
 	"errors"
 	"fmt"
@@ -42,11 +44,6 @@ type Reconciler struct {
 	now    func() time.Time       // for tests; nil: time.Now
 }
 
-type drainKey struct {
-	service     serviceKey
-	destination destinationKey
-}
-
 // Changes says what Reconcile did.
 type Changes struct {
 	ServicesAdded       int
@@ -59,8 +56,8 @@ type Changes struct {
 	// Draining is the number of destinations that still finish their connections.
 	Draining int
 
-	// Again is when to call again because of them, at the latest; 0 if none drains.
-	Again time.Duration
+	// RequeueAfter is when to call again because of them, at the latest; 0 if none drains.
+	RequeueAfter time.Duration
 }
 
 // Total returns the number of changes that were made.
@@ -68,13 +65,6 @@ func (c Changes) Total() int {
 	return c.ServicesAdded + c.ServicesUpdated + c.ServicesDeleted +
 		c.DestinationsAdded + c.DestinationsUpdated + c.DestinationsDeleted
 }
-
-const (
-	// maxRounds is how often Reconcile reads and applies until nothing gets in between.
-	maxRounds = 8
-	// drainPoll is how often it makes sense to look whether connections have ended.
-	drainPoll = time.Second
-)
 
 // Plan returns what Reconcile would do now, and does nothing. Printed, it is a
 // list of ipvsadm's commands.
@@ -106,7 +96,7 @@ func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 		if err != nil {
 			return done, err
 		}
-		drains, done.Draining, done.Again = p.drains, len(p.drains), p.again
+		drains, done.Draining, done.RequeueAfter = p.drains, len(p.drains), p.again
 		if p.batch.Len() == 0 {
 			return done, nil
 		}
@@ -130,7 +120,7 @@ func (r *Reconciler) apply(b *Batch, done *Changes) error {
 	// Others may have made a service in place of a new one since the table was read.
 	// So new services go first, and what was to go to those that failed is left out.
 	isNew := func(msg []byte) bool { return commandOf(msg) == cmdNewService }
-	newServices := b.only(isNew)
+	newServices := b.filter(isNew)
 	if newServices.Len() == 0 {
 		return r.do(b, done)
 	}
@@ -148,7 +138,7 @@ func (r *Reconciler) apply(b *Batch, done *Changes) error {
 	} else if err != nil {
 		return err
 	}
-	rest := b.only(func(msg []byte) bool {
+	rest := b.filter(func(msg []byte) bool {
 		if len(failed) == 0 || commandOf(msg) != cmdNewDest {
 			return !isNew(msg)
 		}
@@ -201,7 +191,7 @@ func (c *Changes) count(b *Batch, failed *BatchError) {
 	if failed != nil {
 		errs = failed.Errors
 	}
-	for n, msg := range b.each {
+	for n, msg := range b.messages {
 		if len(errs) > 0 && errs[0].Index == n {
 			errs = errs[1:]
 			continue
@@ -314,98 +304,4 @@ func asReturned(s *Service) (*Service, serviceKey, error) {
 		returned.Address = key.address[:net.IPv4len]
 	}
 	return &returned, key, nil
-}
-
-// keepDraining returns want with what has still to drain, at weight 0.
-func (r *Reconciler) keepDraining(p *plan, have, want []TableEntry) ([]TableEntry, error) {
-	now := time.Now
-	if r.now != nil {
-		now = r.now
-	}
-	d := drainer{plan: p, since: r.drains, limit: r.Drain, now: now()}
-	p.drains = map[drainKey]time.Time{}
-
-	position := make(map[serviceKey]int, len(want))
-	kept := append([]TableEntry(nil), want...)
-	for n := range want {
-		key, err := sentServiceKey(want[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		position[key] = n
-	}
-	for n := range have {
-		key, err := sentServiceKey(have[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		if at, wanted := position[key]; wanted {
-			still, err := d.still(key, have[n].Destinations, want[at].Destinations)
-			if err != nil {
-				return nil, err
-			}
-			if len(still) > 0 {
-				kept[at].Destinations = append(append([]*Destination(nil), want[at].Destinations...), still...)
-			}
-			continue
-		}
-		still, err := d.still(key, have[n].Destinations, nil)
-		if err != nil {
-			return nil, err
-		}
-		if len(still) > 0 {
-			kept = append(kept, TableEntry{have[n].Service, still})
-		}
-	}
-	return kept, nil
-}
-
-// drainer decides which destinations drain on.
-type drainer struct {
-	plan  *plan
-	since map[drainKey]time.Time // of the calls before
-	limit time.Duration
-	now   time.Time
-}
-
-// still returns those of a service's destinations that are not wanted but have
-// still to drain, with weight 0.
-func (d *drainer) still(service serviceKey, have, want []*Destination) (still []*Destination, err error) {
-	wanted := make(map[destinationKey]struct{}, len(want))
-	for _, dest := range want {
-		key, err := sentDestinationKey(dest)
-		if err != nil {
-			return nil, err
-		}
-		wanted[key] = struct{}{}
-	}
-	for _, dest := range have {
-		key, err := sentDestinationKey(dest)
-		if err != nil {
-			return nil, err
-		}
-		if contains(wanted, key) {
-			continue
-		}
-		wanted[key] = struct{}{} // once, if it is there twice
-		k := drainKey{service, key}
-		since, known := d.since[k]
-		if !known {
-			since = d.now
-		}
-		left := d.limit - d.now.Sub(since)
-		// As long as it has its weight, a connection can come after the table was read.
-		idle := dest.Weight == 0 && dest.ActiveConnections == 0 && dest.InactiveConnections == 0
-		if known && (left <= 0 || idle) {
-			continue
-		}
-		d.plan.drains[k] = since
-		if again := min(left, drainPoll); d.plan.again == 0 || again < d.plan.again {
-			d.plan.again = again
-		}
-		quiet := *dest
-		quiet.Weight = 0
-		still = append(still, &quiet)
-	}
-	return still, nil
 }

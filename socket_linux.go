@@ -1,16 +1,15 @@
 package ipvs
 
+// This file has the descriptor: send, receive, wait, close.
+
 import (
-	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
 	"unsafe"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,9 +27,6 @@ const (
 	largeBuffer = 32768
 )
 
-// errTruncated says that a datagram was larger than the buffer it was read into.
-var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buffer for it")
-
 // socket is a non-blocking generic netlink socket. It is not safe for concurrent
 // use, but for close, which may come at any time.
 //
@@ -41,7 +37,7 @@ var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buff
 type socket struct {
 	portID uint32 // the socket's netlink address; the kernel puts it into every reply
 	in     []byte // what replies are read into
-	sender sender
+	source source
 
 	// lateReplies: an exchange was given up, what is queued may belong to it.
 	lateReplies bool
@@ -92,14 +88,14 @@ func configure(fd int) (portID uint32, err error) {
 // newSocket makes a socket of a non-blocking descriptor, which it takes over.
 func newSocket(fd int, portID uint32) *socket {
 	s := &socket{fd: fd, portID: portID, in: make([]byte, smallBuffer), sendmsg: sendmsg}
-	s.recvmsg = s.sender.recvmsg
+	s.recvmsg = s.source.recvmsg
 	return s
 }
 
 func sendmsg(fd int, b []byte) error { return unix.Send(fd, b, 0) }
 
-// sender is where the kernel says whose message it is.
-type sender struct {
+// source is where the kernel says whose message it is.
+type source struct {
 	address unix.RawSockaddrNetlink
 	size    uint32
 }
@@ -107,7 +103,7 @@ type sender struct {
 // recvmsg returns the length of the datagram, even if that is more than fits,
 // and the port id of its sender. unix.Recvfrom does the same with two
 // allocations.
-func (s *sender) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
+func (s *source) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	s.size = unix.SizeofSockaddrNetlink
 	r, _, errno := syscall.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
 		unix.MSG_TRUNC, uintptr(unsafe.Pointer(&s.address)), uintptr(unsafe.Pointer(&s.size)))
@@ -132,8 +128,8 @@ func (s *socket) close() {
 	}
 }
 
-// use calls f with the descriptor, which stays open meanwhile.
-func (s *socket) use(f func(fd int) error) error {
+// withFD calls f with the descriptor, which stays open meanwhile.
+func (s *socket) withFD(f func(fd int) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -148,7 +144,7 @@ func (s *socket) wantErrorText() error {
 	if s.errorText {
 		return nil
 	}
-	return s.use(func(fd int) error {
+	return s.withFD(func(fd int) error {
 		for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
 			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1); err != nil && err != unix.ENOPROTOOPT {
 				return fmt.Errorf("ipvs: setting netlink socket option %d: %w", option, err)
@@ -161,7 +157,7 @@ func (s *socket) wantErrorText() error {
 
 // buffers returns the sizes of the receive queue and the send buffer in bytes.
 func (s *socket) buffers() (receive, send int) {
-	s.use(func(fd int) error {
+	s.withFD(func(fd int) error {
 		receive, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 		send, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 		return nil
@@ -169,8 +165,8 @@ func (s *socket) buffers() (receive, send int) {
 	return receive, send
 }
 
-// poller returns the socket as it is in Go's poller, where it can wait.
-func (s *socket) poller() (*os.File, syscall.RawConn, error) {
+// pollable returns the socket as it is in Go's pollable, where it can wait.
+func (s *socket) pollable() (*os.File, syscall.RawConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -200,7 +196,7 @@ func (s *socket) send(b []byte) error {
 
 // sendWaiting is send for a socket that has no room now.
 func (s *socket) sendWaiting(b []byte) error {
-	file, raw, err := s.poller()
+	file, raw, err := s.pollable()
 	if err != nil {
 		return err
 	}
@@ -240,7 +236,7 @@ func (s *socket) receive() ([]byte, error) {
 
 // receiveUntil is receive, but waits for a datagram until the deadline.
 func (s *socket) receiveUntil(deadline time.Time) (datagram []byte, err error) {
-	file, raw, err := s.poller()
+	file, raw, err := s.pollable()
 	if err != nil {
 		return nil, err
 	}
@@ -292,68 +288,4 @@ func (s *socket) drain(end time.Time) {
 			return
 		}
 	}
-}
-
-// openSocketAt opens a socket in the network namespace ns.
-//
-// A descriptor belongs to the namespace that its thread was in when it was
-// opened, so a thread has to go there. That is never the caller's: if the way
-// back fails, the goroutine ends while locked to its thread, and the runtime
-// then ends the thread instead of running other goroutines in a foreign
-// namespace.
-func openSocketAt(ns netns.NsHandle) (*socket, error) {
-	type result struct {
-		s   *socket
-		err error
-	}
-	results := make(chan result)
-	go func() {
-		runtime.LockOSThread()
-		s, restored, err := openSocketThere(ns)
-		if restored {
-			runtime.UnlockOSThread()
-		}
-		results <- result{s, err}
-	}()
-	r := <-results
-	return r.s, r.err
-}
-
-// openSocketThere moves the calling thread into ns, opens the socket and moves
-// back; restored tells whether the thread is where it was before.
-func openSocketThere(ns netns.NsHandle) (_ *socket, restored bool, err error) {
-	home, err := netns.Get()
-	if err != nil {
-		return nil, true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
-	}
-	defer home.Close()
-	if err := netns.Set(ns); err != nil {
-		return nil, true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
-	}
-	s, err := openSocket()
-	return s, netns.Set(home) == nil, err
-}
-
-// openSocketLike opens another socket in the network namespace of s. From a
-// thread that is there already it needs no privilege.
-func openSocketLike(s *socket) (like *socket, err error) {
-	ns := netns.None()
-	err = s.use(func(fd int) error {
-		n, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
-		ns = netns.NsHandle(n)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if here, err := netns.Get(); err == nil {
-		defer here.Close()
-		if here.Equal(ns) {
-			return openSocket()
-		}
-	}
-	return openSocketAt(ns)
 }

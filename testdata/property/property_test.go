@@ -262,17 +262,17 @@ func TestString(t *testing.T) {
 				// ipvsadm takes flag-3 for sh and mh, but does not write it; String does.
 				e.service.Flags &^= ipvs.ServiceFlagSched3
 			}
-			service := e.service.String()
+			service := e.service.Rule()
 			lines = append(lines, "-A "+service)
 			name, _, _ := strings.Cut(service, " -s ")
 			for _, d := range e.destinations {
 				d.UpperThreshold, d.LowerThreshold = 0, 0
-				lines = append(lines, "-a "+name+" "+d.String())
+				lines = append(lines, "-a "+name+" "+d.Rule())
 			}
 		}
 		saved := strings.Split(strings.TrimSuffix(ipvsadm(t, "", "-Sn"), "\n"), "\n")
 		if d := difference(lines, saved); d != "" {
-			t.Fatalf("got from String, want from ipvsadm:%s", d)
+			t.Fatalf("got from Rule, want from ipvsadm:%s", d)
 		}
 	})
 }

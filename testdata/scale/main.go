@@ -131,10 +131,10 @@ func step(name string, f func() (ipvs.Changes, error), want ipvs.Changes) error 
 		return err
 	}
 	fmt.Printf("%-40s %10d %10.2f %12.0f %10.1f\n", name, changes.Total(), seconds, float64(changes.Total())/seconds, peak)
-	if (changes.Again != 0) != (want.Draining != 0) {
-		return fmt.Errorf("%s: to be called again after %v", name, changes.Again)
+	if (changes.RequeueAfter != 0) != (want.Draining != 0) {
+		return fmt.Errorf("%s: to be called again after %v", name, changes.RequeueAfter)
 	}
-	changes.Again = 0
+	changes.RequeueAfter = 0
 	if changes != want {
 		return fmt.Errorf("%s: made the changes %+v, want %+v", name, changes, want)
 	}

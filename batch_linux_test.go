@@ -1,0 +1,303 @@
+package ipvs
+
+import (
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestBatchCopiesAndPrints(t *testing.T) {
+	var b Batch
+	s, d := ipv4Service(1), ipv4Destination(2)
+	b.NewService(s)
+	b.NewDestination(s, d)
+	s.SchedName, s.Flags, s.Timeout = "sh", ServiceFlagPersistent, 60
+	d.Weight = 7
+	b.UpdateService(s)
+	b.UpdateDestination(s, d)
+	b.DelDestination(s, d)
+	b.DelService(s)
+	s.Address[15], d.Address[15] = 99, 99 // what was given before stays as it was
+	const want = `-A -t 10.0.0.1:80 -s rr
+-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 1
+-E -t 10.0.0.1:80 -s sh -p 60
+-e -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 7
+-d -t 10.0.0.1:80 -r 10.1.0.2:8080
+-D -t 10.0.0.1:80
+`
+	if got := b.String(); got != want || b.Len() != 6 {
+		t.Errorf("%d changes:\n%swant:\n%s", b.Len(), got, want)
+	}
+	b.Reset()
+	if b.Len() != 0 || b.String() != "" {
+		t.Errorf("after Reset: %d changes, %q", b.Len(), b.String())
+	}
+	if i, k := newFake(t, acknowledge); i.Do(&b) != nil || len(k.requests) != 0 {
+		t.Error("an empty batch does something")
+	}
+}
+
+// refuseSome is a kernel that refuses the requests that bad names, and
+// acknowledges only where it is asked to.
+func refuseSome(bad func(request []byte) syscall.Errno) func([]byte) []fakeReply {
+	return func(r []byte) []fakeReply {
+		if errno := bad(r); errno != 0 {
+			return one(errorReply(r, errno))
+		}
+		if native.Uint16(r[6:])&unix.NLM_F_ACK != 0 {
+			return acknowledge(r)
+		}
+		return nil
+	}
+}
+
+func TestDoReportsEachFailure(t *testing.T) {
+	i, k := newFake(t, nil)
+	n := -1
+	k.respond = refuseSome(func([]byte) syscall.Errno {
+		if n++; n == 3 || n == 300 || n == 399 {
+			return syscall.EEXIST
+		}
+		return 0
+	})
+	var b Batch
+	for n := range 400 {
+		b.NewService(ipv4Service(n))
+	}
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || !errors.Is(err, syscall.EEXIST) {
+		t.Fatalf("got %v", err)
+	}
+	var got []string
+	for _, op := range failed.Errors {
+		got = append(got, op.Error())
+	}
+	want := []string{
+		"change 3, NewService -t 10.0.0.3:80: file exists",
+		"change 300, NewService -t 10.0.1.44:80: file exists",
+		"change 399, NewService -t 10.0.1.143:80: file exists",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if len(k.requests) != 400 {
+		t.Errorf("%d requests", len(k.requests))
+	}
+	if want := "ipvs: 3 of 400 changes failed; " + strings.Join(want, "; "); err.Error() != want {
+		t.Errorf("got %q", err)
+	}
+	var op *OpError
+	if !errors.As(err, &op) || op.Index != 3 || op.Service.Port != 80 || op.Destination != nil {
+		t.Errorf("errors.As gives %+v", op)
+	}
+}
+
+// What cannot be sent is reported with the rest, which is sent.
+func TestDoWithBadInput(t *testing.T) {
+	i, k := newFake(t, refuseSome(func([]byte) syscall.Errno { return 0 }))
+	var b Batch
+	b.NewService(nil)
+	b.NewService(ipv4Service(1))
+	b.NewDestination(ipv4Service(1), &Destination{Address: net.IPv4(10, 1, 0, 1), Weight: -1})
+	b.NewDestination(ipv4Service(1), nil)
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || len(failed.Errors) != 3 || !errors.Is(err, syscall.ERANGE) {
+		t.Fatalf("got %v", err)
+	}
+	for n, want := range []int{0, 2, 3} {
+		if got := failed.Errors[n]; got.Index != want || !strings.HasPrefix(got.Err.Error(), "ipvs: ") {
+			t.Errorf("error %d: %v", n, got)
+		}
+	}
+	if len(k.requests) != 1 {
+		t.Errorf("%d requests, want 1", len(k.requests))
+	}
+	if err := i.Do(nil); err == nil || errors.As(err, &failed) {
+		t.Errorf("Do(nil): %v", err)
+	}
+}
+
+// The reply that confirms is lost: nothing of what was sent with it counts as
+// done, and what comes after is not sent.
+func TestDoLostConfirmation(t *testing.T) {
+	for name, lost := range map[string]fakeReply{
+		"no reply": {}, "queue overflow": {err: unix.ENOBUFS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i, k := newFake(t, nil)
+			n := 0
+			k.respond = func(r []byte) []fakeReply {
+				n++
+				switch {
+				case n == 130: // refused, and known to be
+					return one(errorReply(r, syscall.EEXIST))
+				case n <= maxSend && native.Uint16(r[6:])&unix.NLM_F_ACK != 0:
+					return acknowledge(r)
+				case native.Uint16(r[6:])&unix.NLM_F_ACK != 0 && lost.err != nil:
+					return []fakeReply{lost}
+				}
+				return nil
+			}
+			var b Batch
+			for n := range 3 * maxSend {
+				b.NewService(ipv4Service(n))
+			}
+			err := i.Do(&b)
+			var failed *BatchError
+			if !errors.As(err, &failed) || len(failed.Errors) != 2*maxSend {
+				t.Fatalf("got %v", err)
+			}
+			for _, op := range failed.Errors {
+				unknown := errors.Is(op, ErrOutcomeUnknown)
+				switch {
+				case op.Index == 129:
+					if op.Err != syscall.EEXIST {
+						t.Errorf("%v", op)
+					}
+				case op.Index < maxSend || unknown != (op.Index < 2*maxSend):
+					t.Errorf("%v", op)
+				}
+			}
+			if len(k.requests) != 2*maxSend {
+				t.Errorf("%d requests", len(k.requests))
+			}
+		})
+	}
+}
+
+// The family id becomes stale in the middle of a batch.
+func TestDoStaleFamily(t *testing.T) {
+	const newFamily = fakeFamily + 1
+	i, k := newFake(t, nil)
+	sent := 0
+	var done []uint32
+	k.respond = func(r []byte) []fakeReply {
+		if isFamilyRequest(r) {
+			return one(familyReply(r, newFamily))
+		}
+		sent++
+		if sent > 200 && native.Uint16(r[4:]) != newFamily {
+			return one(errorReply(r, syscall.ENOENT))
+		}
+		var s Service
+		if err := parseService(r[msgHdrLen+genlHdrLen:], &s, new(addresses)); err != nil {
+			t.Error(err)
+		}
+		done = append(done, uint32(s.Address[2])<<8|uint32(s.Address[3]))
+		return refuseSome(func([]byte) syscall.Errno { return 0 })(r)
+	}
+	var b Batch
+	for n := range 500 {
+		b.NewService(ipv4Service(n))
+	}
+	if err := i.Do(&b); err != nil {
+		t.Fatal(err)
+	}
+	if len(done) != 500 {
+		t.Errorf("%d changes made", len(done))
+	}
+	for n, got := range done {
+		if got != uint32(n) {
+			t.Fatalf("change %d is service %d: out of order", n, got)
+		}
+	}
+}
+
+func TestOpErrorHintsAndKernelText(t *testing.T) {
+	i, k := newFake(t, nil)
+	k.respond = func(r []byte) []fakeReply {
+		body := native.AppendUint32(nil, ^uint32(syscall.ENOENT)+1)
+		body = append(body, r[:msgHdrLen]...)
+		body = appendString(body, unix.NLMSGERR_ATTR_MSG, "said the kernel")
+		if isFamilyRequest(r) {
+			return one(familyReply(r, fakeFamily))
+		}
+		return one(netlinkMessage(unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, seqOf(r), body))
+	}
+	var b Batch
+	b.NewService(&Service{Address: net.IPv4(10, 0, 0, 1), Protocol: 6, Port: 80, SchedName: "nosuch"})
+	b.DelDestination(ipv4Service(1), ipv4Destination(1))
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || len(failed.Errors) != 2 {
+		t.Fatal(err)
+	}
+	for n, want := range []string{
+		`change 0, NewService -t 10.0.0.1:80: no such file or directory: said the kernel (the kernel has no scheduler "nosuch": module ip_vs_nosuch)`,
+		`change 1, DelDestination -t 10.0.0.1:80 -r 10.1.0.1:8080: no such file or directory: said the kernel (no such destination)`,
+	} {
+		if got := failed.Errors[n].Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// What is wrong with bad input can be printed, and is what was given then.
+func TestBatchPrintsBadInput(t *testing.T) {
+	bad := &Service{AddressFamily: unix.AF_INET6, Address: net.IP{10, 0, 0, 1}, Protocol: 6, Port: 80}
+	if got, want := bad.Rule(), "-t 10.0.0.1:80 -s "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	var b Batch
+	b.NewService(bad)
+	b.NewDestination(ipv4Service(1), &Destination{AddressFamily: unix.AF_INET6, Address: net.IP{10, 1, 0, 1}, Weight: 1})
+	bad.Address[3] = 99
+	const want = `# not possible: change 0, NewService -t 10.0.0.1:80: ipvs: the service's address 10.0.0.1 is not of its address family 10
+# not possible: change 1, NewDestination -t 10.0.0.1:80 -r 10.1.0.1:0: ipvs: the destination's address 10.1.0.1 is not of its address family 10
+`
+	if got := b.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	i, _ := newFake(t, acknowledge)
+	if err := i.Do(&b); err == nil || !strings.Contains(err.Error(), "2 of 2 changes failed; change 0, NewService -t 10.0.0.1:80: ") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := (&Reconciler{Handle: i, Owned: func(*Service) bool { return false }}).Reconcile([]TableEntry{{Service: bad}}); err == nil {
+		t.Error("a bad service is reconciled")
+	}
+	i.Close()
+	for range 2 {
+		if err := i.Do(&b); err != ErrClosed {
+			t.Errorf("closed: %v", err)
+		}
+	}
+}
+
+// The family id is an old one, and then the kernel is silent: what may have been
+// done is unknown, the rest is not sent, and it does not take a time-out each.
+func TestDoStaleFamilyThenSilence(t *testing.T) {
+	const newFamily = fakeFamily + 1
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		switch {
+		case isFamilyRequest(r):
+			return one(familyReply(r, newFamily))
+		case native.Uint16(r[4:]) != newFamily:
+			return one(errorReply(r, syscall.ENOENT))
+		}
+		return nil
+	})
+	var b Batch
+	for n := range 2 * maxSend {
+		b.NewService(ipv4Service(n))
+	}
+	start := time.Now()
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || len(failed.Errors) != b.Len() || time.Since(start) > 5*time.Second {
+		t.Fatalf("%v after %v", err, time.Since(start))
+	}
+	for n, op := range failed.Errors {
+		if errors.Is(op, ErrOutcomeUnknown) != (n == 0) || !errors.Is(op, os.ErrDeadlineExceeded) {
+			t.Fatal(op)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package ipvs
+
+import (
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// protocol has every command and attribute of the kernel's header linux/ip_vs.h
+// with its number here and the exported name that carries it.
+var protocol = []struct {
+	header string
+	number int
+	goName string
+}{
+	{"IPVS_CMD_NEW_SERVICE", int(cmdNewService), "Handle.NewService"},
+	{"IPVS_CMD_SET_SERVICE", int(cmdSetService), "Handle.UpdateService"},
+	{"IPVS_CMD_DEL_SERVICE", int(cmdDelService), "Handle.DelService"},
+	{"IPVS_CMD_GET_SERVICE", int(cmdGetService), "Handle.GetService, Handle.GetServices"},
+	{"IPVS_CMD_NEW_DEST", int(cmdNewDest), "Handle.NewDestination"},
+	{"IPVS_CMD_SET_DEST", int(cmdSetDest), "Handle.UpdateDestination"},
+	{"IPVS_CMD_DEL_DEST", int(cmdDelDest), "Handle.DelDestination"},
+	{"IPVS_CMD_GET_DEST", int(cmdGetDest), "Handle.GetDestinations"},
+	{"IPVS_CMD_NEW_DAEMON", int(cmdNewDaemon), "Handle.NewDaemon"},
+	{"IPVS_CMD_DEL_DAEMON", int(cmdDelDaemon), "Handle.DelDaemon"},
+	{"IPVS_CMD_GET_DAEMON", int(cmdGetDaemon), "Handle.GetDaemons"},
+	{"IPVS_CMD_SET_CONFIG", int(cmdSetConfig), "Handle.SetConfig"},
+	{"IPVS_CMD_GET_CONFIG", int(cmdGetConfig), "Handle.GetConfig"},
+	{"IPVS_CMD_SET_INFO", int(cmdSetInfo), "Handle.GetInfo"},
+	{"IPVS_CMD_GET_INFO", int(cmdGetInfo), "Handle.GetInfo"},
+	{"IPVS_CMD_ZERO", int(cmdZero), "Handle.Zero, Handle.ZeroService"},
+	{"IPVS_CMD_FLUSH", int(cmdFlush), "Handle.Flush"},
+
+	{"IPVS_CMD_ATTR_SERVICE", int(cmdAttrService), "Service"},
+	{"IPVS_CMD_ATTR_DEST", int(cmdAttrDest), "Destination"},
+	{"IPVS_CMD_ATTR_DAEMON", int(cmdAttrDaemon), "Daemon"},
+	{"IPVS_CMD_ATTR_TIMEOUT_TCP", int(cmdAttrTimeoutTCP), "Config.TimeoutTCP"},
+	{"IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", int(cmdAttrTimeoutTCPFin), "Config.TimeoutTCPFin"},
+	{"IPVS_CMD_ATTR_TIMEOUT_UDP", int(cmdAttrTimeoutUDP), "Config.TimeoutUDP"},
+
+	{"IPVS_SVC_ATTR_AF", int(svcAttrAddressFamily), "Service.AddressFamily"},
+	{"IPVS_SVC_ATTR_PROTOCOL", int(svcAttrProtocol), "Service.Protocol"},
+	{"IPVS_SVC_ATTR_ADDR", int(svcAttrAddress), "Service.Address"},
+	{"IPVS_SVC_ATTR_PORT", int(svcAttrPort), "Service.Port"},
+	{"IPVS_SVC_ATTR_FWMARK", int(svcAttrFWMark), "Service.FWMark"},
+	{"IPVS_SVC_ATTR_SCHED_NAME", int(svcAttrSchedName), "Service.SchedName"},
+	{"IPVS_SVC_ATTR_FLAGS", int(svcAttrFlags), "Service.Flags"},
+	{"IPVS_SVC_ATTR_TIMEOUT", int(svcAttrTimeout), "Service.Timeout"},
+	{"IPVS_SVC_ATTR_NETMASK", int(svcAttrNetmask), "Service.Netmask"},
+	{"IPVS_SVC_ATTR_STATS", int(svcAttrStats), "Service.Stats"},
+	{"IPVS_SVC_ATTR_PE_NAME", int(svcAttrPEName), "Service.PEName"},
+	{"IPVS_SVC_ATTR_STATS64", int(svcAttrStats64), "Service.Stats64"},
+
+	{"IPVS_DEST_ATTR_ADDR", int(destAttrAddress), "Destination.Address"},
+	{"IPVS_DEST_ATTR_PORT", int(destAttrPort), "Destination.Port"},
+	{"IPVS_DEST_ATTR_FWD_METHOD", int(destAttrForwardingMethod), "Destination.ConnectionFlags"},
+	{"IPVS_DEST_ATTR_WEIGHT", int(destAttrWeight), "Destination.Weight"},
+	{"IPVS_DEST_ATTR_U_THRESH", int(destAttrUpperThreshold), "Destination.UpperThreshold"},
+	{"IPVS_DEST_ATTR_L_THRESH", int(destAttrLowerThreshold), "Destination.LowerThreshold"},
+	{"IPVS_DEST_ATTR_ACTIVE_CONNS", int(destAttrActiveConnections), "Destination.ActiveConnections"},
+	{"IPVS_DEST_ATTR_INACT_CONNS", int(destAttrInactiveConnections), "Destination.InactiveConnections"},
+	{"IPVS_DEST_ATTR_PERSIST_CONNS", int(destAttrPersistentConnections), "Destination.PersistentConnections"},
+	{"IPVS_DEST_ATTR_STATS", int(destAttrStats), "Destination.Stats"},
+	{"IPVS_DEST_ATTR_ADDR_FAMILY", int(destAttrAddressFamily), "Destination.AddressFamily"},
+	{"IPVS_DEST_ATTR_STATS64", int(destAttrStats64), "Destination.Stats64"},
+	{"IPVS_DEST_ATTR_TUN_TYPE", int(destAttrTunnelType), "Destination.TunnelType"},
+	{"IPVS_DEST_ATTR_TUN_PORT", int(destAttrTunnelPort), "Destination.TunnelPort"},
+	{"IPVS_DEST_ATTR_TUN_FLAGS", int(destAttrTunnelFlags), "Destination.TunnelFlags"},
+
+	{"IPVS_DAEMON_ATTR_STATE", int(daemonAttrState), "Daemon.State"},
+	{"IPVS_DAEMON_ATTR_MCAST_IFN", int(daemonAttrInterface), "Daemon.MulticastInterface"},
+	{"IPVS_DAEMON_ATTR_SYNC_ID", int(daemonAttrSyncID), "Daemon.SyncID"},
+	{"IPVS_DAEMON_ATTR_SYNC_MAXLEN", int(daemonAttrSyncMaxLen), "Daemon.SyncMaxLen"},
+	{"IPVS_DAEMON_ATTR_MCAST_GROUP", int(daemonAttrGroup), "Daemon.MulticastGroup"},
+	{"IPVS_DAEMON_ATTR_MCAST_GROUP6", int(daemonAttrGroup6), "Daemon.MulticastGroup"},
+	{"IPVS_DAEMON_ATTR_MCAST_PORT", int(daemonAttrPort), "Daemon.MulticastPort"},
+	{"IPVS_DAEMON_ATTR_MCAST_TTL", int(daemonAttrTTL), "Daemon.MulticastTTL"},
+
+	{"IPVS_STATS_ATTR_CONNS", int(statsAttrConnections), "Stats64.Connections"},
+	{"IPVS_STATS_ATTR_INPKTS", int(statsAttrPacketsIn), "Stats64.PacketsIn"},
+	{"IPVS_STATS_ATTR_OUTPKTS", int(statsAttrPacketsOut), "Stats64.PacketsOut"},
+	{"IPVS_STATS_ATTR_INBYTES", int(statsAttrBytesIn), "Stats64.BytesIn"},
+	{"IPVS_STATS_ATTR_OUTBYTES", int(statsAttrBytesOut), "Stats64.BytesOut"},
+	{"IPVS_STATS_ATTR_CPS", int(statsAttrCPS), "Stats64.CPS"},
+	{"IPVS_STATS_ATTR_INPPS", int(statsAttrPPSIn), "Stats64.PPSIn"},
+	{"IPVS_STATS_ATTR_OUTPPS", int(statsAttrPPSOut), "Stats64.PPSOut"},
+	{"IPVS_STATS_ATTR_INBPS", int(statsAttrBPSIn), "Stats64.BPSIn"},
+	{"IPVS_STATS_ATTR_OUTBPS", int(statsAttrBPSOut), "Stats64.BPSOut"},
+
+	{"IPVS_INFO_ATTR_VERSION", int(infoAttrVersion), "Info.Version"},
+	{"IPVS_INFO_ATTR_CONN_TAB_SIZE", int(infoAttrConnectionTableSize), "Info.ConnectionTableSize"},
+}
+
+const headerPath = "/usr/include/linux/ip_vs.h"
+
+// The header has no command and no attribute that the library does not know,
+// and the same numbers.
+func TestHeaderIsCovered(t *testing.T) {
+	text, err := os.ReadFile(headerPath)
+	if os.IsNotExist(err) {
+		t.Skip("SKIP: needs " + headerPath + " (Debian: linux-libc-dev)")
+	}
+	must(t, err)
+	known := map[string]int{}
+	for _, p := range protocol {
+		known[p.header] = p.number
+	}
+	found := 0
+	for name, number := range enumerators(string(text)) {
+		// Zero, padding and the ends of the lists carry nothing.
+		if !strings.HasPrefix(name, "IPVS_") || strings.HasSuffix(name, "_UNSPEC") || strings.HasSuffix(name, "_PAD") {
+			continue
+		}
+		found++
+		if got, ok := known[name]; !ok {
+			t.Errorf("the library does not know %s = %d", name, number)
+		} else if got != number {
+			t.Errorf("%s is %d, in the library %d", name, number, got)
+		}
+	}
+	if found < len(protocol) {
+		t.Errorf("found %d names in the header, the library knows %d", found, len(protocol))
+	}
+}
+
+// enumerators returns the names that C enumerations without explicit values
+// declare, with their numbers.
+func enumerators(source string) map[string]int {
+	source = regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(source, "")
+	numbers := map[string]int{}
+	for _, enum := range regexp.MustCompile(`(?s)enum\s*\{(.*?)\}`).FindAllStringSubmatch(source, -1) {
+		for n, field := range strings.Split(enum[1], ",") {
+			name, _, _ := strings.Cut(field, "=")
+			numbers[strings.TrimSpace(name)] = n
+		}
+	}
+	return numbers
+}
+
+func TestEnumeratorsFindsNewOnes(t *testing.T) {
+	got := enumerators("enum { A_UNSPEC = 0, /* x, y */ A_ONE,\n A_TWO, };\nenum {\nB, C }")
+	for name, want := range map[string]int{"A_UNSPEC": 0, "A_ONE": 1, "A_TWO": 2, "B": 0, "C": 1} {
+		if n, ok := got[name]; !ok || n != want {
+			t.Errorf("%s is %d, want %d", name, n, want)
+		}
+	}
+}
+
+// Each name of the table exists, and the README lists it.
+func TestProtocolNames(t *testing.T) {
+	types := map[string]reflect.Type{}
+	for _, v := range []any{Service{}, Destination{}, Daemon{}, Config{}, Info{}, Stats64{}, &Handle{}} {
+		typ := reflect.TypeOf(v)
+		name := typ.String()
+		types[name[strings.LastIndexByte(name, '.')+1:]] = typ
+	}
+	for _, p := range protocol {
+		for _, name := range strings.Split(p.goName, ", ") {
+			typ, member, _ := strings.Cut(name, ".")
+			var isField bool
+			if t := types[typ]; t != nil && t.Kind() == reflect.Struct {
+				_, isField = t.FieldByName(member)
+			} else if t != nil {
+				_, isField = t.MethodByName(member)
+			}
+			if types[typ] == nil || member != "" && !isField {
+				t.Errorf("%s: there is no %s", p.header, name)
+			}
+		}
+		row := fmt.Sprintf("| `%s` | `%s` |", p.header, strings.ReplaceAll(p.goName, ", ", "`, `"))
+		if !strings.Contains(readme, row) {
+			t.Errorf("the README lacks\n%s", row)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package ipvs
+
+// This file is the fast path of decoding.
+
+import "encoding/binary"
+
+// The attributes of a service or a destination are all there, in the order in
+// which every kernel so far sends them: then their values are at known places,
+// and need not be looked for one by one. What is laid out otherwise is read
+// attribute by attribute; the result is the same.
+//
+// The functions that tell have no branches: they gather the bits in which the
+// headers differ from the expected ones, and 0 says that none does.
+
+// Sizes of what is laid out as expected, in bytes.
+const (
+	statsSize   = 3*8 + 2*12 + 5*8
+	stats64Size = 10 * 12
+
+	// A service has a head and a tail, with the scheduler's name of any length between.
+	serviceHeadSize = 8 + 8 + 20 + 8
+	serviceTailSize = 12 + 8 + 8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
+
+	destinationSize = 20 + 12*8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
+)
+
+// headerDiff compares the header that b begins with to that of an attribute of the
+// type, with a value of so many bytes.
+func headerDiff(b []byte, typ uint16, valueLen int) uint32 {
+	return native.Uint32(b) ^ attrHdr(typ, valueLen)
+}
+
+func serviceHeadDiff(b *[serviceHeadSize]byte) uint32 {
+	return headerDiff(b[0:], svcAttrAddressFamily, 2) |
+		headerDiff(b[8:], svcAttrProtocol, 2) |
+		headerDiff(b[16:], svcAttrAddress, 16) |
+		headerDiff(b[36:], svcAttrPort, 2)
+}
+
+func serviceTailDiff(b *[serviceTailSize]byte) uint32 {
+	return headerDiff(b[0:], svcAttrFlags, 8) |
+		headerDiff(b[12:], svcAttrTimeout, 4) |
+		headerDiff(b[20:], svcAttrNetmask, 4) |
+		headerDiff(b[28:], svcAttrStats, statsSize) |
+		statsDiff((*[statsSize]byte)(b[32:])) |
+		headerDiff(b[120:], svcAttrStats64, stats64Size) |
+		stats64Diff((*[stats64Size]byte)(b[124:]))
+}
+
+func destinationDiff(b *[destinationSize]byte) uint32 {
+	return headerDiff(b[0:], destAttrAddress, 16) |
+		headerDiff(b[20:], destAttrPort, 2) |
+		headerDiff(b[28:], destAttrForwardingMethod, 4) |
+		headerDiff(b[36:], destAttrWeight, 4) |
+		headerDiff(b[44:], destAttrTunnelType, 1) |
+		headerDiff(b[52:], destAttrTunnelPort, 2) |
+		headerDiff(b[60:], destAttrTunnelFlags, 2) |
+		headerDiff(b[68:], destAttrUpperThreshold, 4) |
+		headerDiff(b[76:], destAttrLowerThreshold, 4) |
+		headerDiff(b[84:], destAttrActiveConnections, 4) |
+		headerDiff(b[92:], destAttrInactiveConnections, 4) |
+		headerDiff(b[100:], destAttrPersistentConnections, 4) |
+		headerDiff(b[108:], destAttrAddressFamily, 2) |
+		headerDiff(b[116:], destAttrStats, statsSize) |
+		statsDiff((*[statsSize]byte)(b[120:])) |
+		headerDiff(b[208:], destAttrStats64, stats64Size) |
+		stats64Diff((*[stats64Size]byte)(b[212:]))
+}
+
+// The counters come in the order of their numbers; bytes have 64 bits in both.
+func statsDiff(b *[statsSize]byte) uint32 {
+	return headerDiff(b[0:], statsAttrConnections, 4) |
+		headerDiff(b[8:], statsAttrPacketsIn, 4) |
+		headerDiff(b[16:], statsAttrPacketsOut, 4) |
+		headerDiff(b[24:], statsAttrBytesIn, 8) |
+		headerDiff(b[36:], statsAttrBytesOut, 8) |
+		headerDiff(b[48:], statsAttrCPS, 4) |
+		headerDiff(b[56:], statsAttrPPSIn, 4) |
+		headerDiff(b[64:], statsAttrPPSOut, 4) |
+		headerDiff(b[72:], statsAttrBPSIn, 4) |
+		headerDiff(b[80:], statsAttrBPSOut, 4)
+}
+
+func stats64Diff(b *[stats64Size]byte) uint32 {
+	return headerDiff(b[0:], statsAttrConnections, 8) |
+		headerDiff(b[12:], statsAttrPacketsIn, 8) |
+		headerDiff(b[24:], statsAttrPacketsOut, 8) |
+		headerDiff(b[36:], statsAttrBytesIn, 8) |
+		headerDiff(b[48:], statsAttrBytesOut, 8) |
+		headerDiff(b[60:], statsAttrCPS, 8) |
+		headerDiff(b[72:], statsAttrPPSIn, 8) |
+		headerDiff(b[84:], statsAttrPPSOut, 8) |
+		headerDiff(b[96:], statsAttrBPSIn, 8) |
+		headerDiff(b[108:], statsAttrBPSOut, 8)
+}
+
+// decodeFixed reads a service whose attributes are laid out as expected, and
+// tells whether they are. The address is that in the message.
+func (s *Service) decodeFixed(b []byte) (address []byte, ok bool) {
+	const head = serviceHeadSize
+	if len(b) < head+attrHdrLen || serviceHeadDiff((*[head]byte)(b)) != 0 || native.Uint16(b[head+2:]) != svcAttrSchedName {
+		return nil, false
+	}
+	size := int(native.Uint16(b[head:]))
+	behind := head + align(size)
+	if size < attrHdrLen || len(b) != behind+serviceTailSize {
+		return nil, false
+	}
+	tail := (*[serviceTailSize]byte)(b[behind:])
+	if serviceTailDiff(tail) != 0 {
+		return nil, false
+	}
+	s.AddressFamily = native.Uint16(b[4:])
+	s.Protocol = native.Uint16(b[12:])
+	s.Port = binary.BigEndian.Uint16(b[40:])
+	s.SchedName = schedulerName(text(b[head+attrHdrLen : head+size]))
+	s.Flags = native.Uint32(tail[4:])
+	s.Timeout = native.Uint32(tail[16:])
+	s.Netmask = native.Uint32(tail[24:])
+	s.Stats.decodeFixed((*[statsSize]byte)(tail[32:]))
+	s.Stats64.decodeFixed((*[stats64Size]byte)(tail[124:]))
+	return b[20:36], true
+}
+
+// decodeFixed reads a destination whose attributes are laid out as expected, and
+// tells whether they are. The address is that in the message.
+func (d *Destination) decodeFixed(attrs []byte) (address []byte, ok bool) {
+	if len(attrs) != destinationSize {
+		return nil, false
+	}
+	b := (*[destinationSize]byte)(attrs)
+	if destinationDiff(b) != 0 {
+		return nil, false
+	}
+	d.Port = binary.BigEndian.Uint16(b[24:])
+	d.ConnectionFlags = native.Uint32(b[32:])
+	d.Weight = int(native.Uint32(b[40:]))
+	d.TunnelType = b[48]
+	d.TunnelPort = binary.BigEndian.Uint16(b[56:])
+	d.TunnelFlags = native.Uint16(b[64:])
+	d.UpperThreshold = native.Uint32(b[72:])
+	d.LowerThreshold = native.Uint32(b[80:])
+	d.ActiveConnections = int(native.Uint32(b[88:]))
+	d.InactiveConnections = int(native.Uint32(b[96:]))
+	d.PersistentConnections = int(native.Uint32(b[104:]))
+	d.AddressFamily = native.Uint16(b[112:])
+	(*SvcStats)(&d.Stats).decodeFixed((*[statsSize]byte)(b[120:]))
+	d.Stats64.decodeFixed((*[stats64Size]byte)(b[212:]))
+	return attrs[attrHdrLen:20], true
+}
+
+// decodeFixed reads 32-bit counters that are laid out as expected.
+func (s *SvcStats) decodeFixed(b *[statsSize]byte) {
+	s.Connections = native.Uint32(b[4:])
+	s.PacketsIn = native.Uint32(b[12:])
+	s.PacketsOut = native.Uint32(b[20:])
+	s.BytesIn = native.Uint64(b[28:])
+	s.BytesOut = native.Uint64(b[40:])
+	s.CPS = native.Uint32(b[52:])
+	s.PPSIn = native.Uint32(b[60:])
+	s.PPSOut = native.Uint32(b[68:])
+	s.BPSIn = native.Uint32(b[76:])
+	s.BPSOut = native.Uint32(b[84:])
+}
+
+// decodeFixed reads 64-bit counters that are laid out as expected.
+func (s *Stats64) decodeFixed(b *[stats64Size]byte) {
+	s.Connections = native.Uint64(b[4:])
+	s.PacketsIn = native.Uint64(b[16:])
+	s.PacketsOut = native.Uint64(b[28:])
+	s.BytesIn = native.Uint64(b[40:])
+	s.BytesOut = native.Uint64(b[52:])
+	s.CPS = native.Uint64(b[64:])
+	s.PPSIn = native.Uint64(b[76:])
+	s.PPSOut = native.Uint64(b[88:])
+	s.BPSIn = native.Uint64(b[100:])
+	s.BPSOut = native.Uint64(b[112:])
+}

@@ -1,0 +1,107 @@
+package ipvs
+
+import "testing"
+
+// counted appends counters as kernels send them, all different.
+func counted(b []byte, typ uint16, sizes [10]int) []byte {
+	b, start := openNest(b, typ)
+	native.PutUint32(b[start:], attrHdr(typ, 0)) // IPVS does not mark what is nested
+	for n, size := range sizes {
+		value := make([]byte, size)
+		for k := range value {
+			value[k] = byte(16*int(typ) + 10*n + k)
+		}
+		b = appendBytes(b, uint16(n+1), value)
+	}
+	closeNest(b, start)
+	return b
+}
+
+// laidOut returns a service and a destination as kernels send them, with other
+// values in every field.
+func laidOut() (service, destination []byte) {
+	sizes32, sizes64 := [10]int{4, 4, 4, 8, 8, 4, 4, 4, 4, 4}, [10]int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8}
+	address := []byte{10, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	s := appendUint16(nil, svcAttrAddressFamily, 2)
+	s = appendUint16(s, svcAttrProtocol, 17)
+	s = appendBytes(s, svcAttrAddress, address)
+	s = appendPort(s, svcAttrPort, 8053)
+	s = appendString(s, svcAttrSchedName, "wlc")
+	s = appendFlags(s, svcAttrFlags, ipvsFlags{flags: 3, mask: 5})
+	s = appendUint32(s, svcAttrTimeout, 360)
+	s = appendUint32(s, svcAttrNetmask, 0x00FFFFFF)
+	s = counted(s, svcAttrStats, sizes32)
+	s = counted(s, svcAttrStats64, sizes64)
+
+	d := appendBytes(nil, destAttrAddress, address)
+	d = appendPort(d, destAttrPort, 8080)
+	for n, typ := range []uint16{destAttrForwardingMethod, destAttrWeight} {
+		d = appendUint32(d, typ, uint32(1000+n))
+	}
+	d = appendUint8(d, destAttrTunnelType, 1)
+	d = appendPort(d, destAttrTunnelPort, 6080)
+	d = appendUint16(d, destAttrTunnelFlags, 2)
+	for n, typ := range []uint16{destAttrUpperThreshold, destAttrLowerThreshold, destAttrActiveConnections, destAttrInactiveConnections, destAttrPersistentConnections} {
+		d = appendUint32(d, typ, uint32(2000+n))
+	}
+	d = appendUint16(d, destAttrAddressFamily, 2)
+	d = counted(d, destAttrStats, sizes32)
+	d = counted(d, destAttrStats64, sizes64)
+	return s, d
+}
+
+// What is laid out as expected is read in one go, and as the reference decoder
+// reads it. A message with any other header is not taken for it.
+func TestLaidOut(t *testing.T) {
+	service, destination := laidOut()
+	readService := func(attrs []byte) bool {
+		body := appendBytes(nil, cmdAttrService, attrs)
+		var got, ref Service
+		err, refErr := parseService(body, &got, new(addresses)), refDecode(body, cmdAttrService, &ref)
+		compareParsed(t, got, ref, err, refErr)
+		_, ok := new(Service).decodeFixed(attrs)
+		return ok
+	}
+	readDestination := func(attrs []byte) bool {
+		body := appendBytes(nil, cmdAttrDest, attrs)
+		var got, ref Destination
+		err, refErr := parseDestination(body, &got, new(addresses)), refDecode(body, cmdAttrDest, &ref)
+		compareParsed(t, got, ref, err, refErr)
+		_, ok := new(Destination).decodeFixed(attrs)
+		return ok
+	}
+	for _, kind := range []struct {
+		attrs   []byte
+		laidOut func(attrs []byte) bool
+		headers int
+	}{{service, readService, 30}, {destination, readDestination, 35}} {
+		if !kind.laidOut(kind.attrs) {
+			t.Error("not taken for laid out as expected")
+		}
+		at := headers(kind.attrs, 0)
+		if len(at) != kind.headers {
+			t.Errorf("%d headers, want %d", len(at), kind.headers)
+		}
+		for _, at := range at {
+			for _, bit := range []uint32{1, 1 << 8, 1 << 16, 1 << 24} {
+				broken := append([]byte(nil), kind.attrs...)
+				native.PutUint32(broken[at:], native.Uint32(broken[at:])^bit)
+				if kind.laidOut(broken) {
+					t.Errorf("taken for laid out as expected with %#x at %d", bit, at)
+				}
+			}
+		}
+	}
+}
+
+// headers returns where the attributes begin, those of the counters too.
+func headers(attrs []byte, offset int) (at []int) {
+	a := attributes{level: attrs}
+	for a.next() {
+		at = append(at, offset+a.at-attrHdrLen)
+		if a.end-a.at > 16 {
+			at = append(at, headers(a.value(), offset+a.at)...)
+		}
+	}
+	return at
+}

@@ -1,0 +1,259 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// tableFrom makes a table of the bytes. There are few different services,
+// destinations and settings, so that two tables have much in common.
+func tableFrom(data []byte) []TableEntry {
+	next := func(n int) int {
+		if len(data) == 0 {
+			return 0
+		}
+		v := int(data[0]) % n
+		data = data[1:]
+		return v
+	}
+	var table []TableEntry
+	services := []Service{
+		{Address: net.IPv4(10, 0, 0, 1), Protocol: unix.IPPROTO_TCP, Port: 80},
+		{Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_UDP, Port: 80},
+		{Address: net.IPv4(10, 0, 0, 2), Protocol: unix.IPPROTO_TCP, Port: 80, AddressFamily: unix.AF_INET},
+		{Address: net.ParseIP("2001:db8::1"), Protocol: unix.IPPROTO_TCP, Port: 80},
+		{FWMark: 1, AddressFamily: unix.AF_INET},
+		{FWMark: 1, AddressFamily: unix.AF_INET6},
+	}
+	for _, s := range services {
+		if next(4) == 0 {
+			continue
+		}
+		s.SchedName = []string{RoundRobin, SourceHashing}[next(2)]
+		s.Flags = []uint32{0, ServiceFlagPersistent, ServiceFlagHashed, ServiceFlagPersistent | ServiceFlagHashed}[next(4)]
+		s.Timeout = uint32(next(2))
+		s.Netmask = []uint32{0, 128}[next(2)]
+		s.PEName = []string{"", "sip"}[next(2)]
+		s.Stats.Connections, s.Stats64.BytesIn = uint32(next(3)), uint64(next(3))
+		e := TableEntry{Service: &s}
+		for n := range 4 {
+			if next(3) == 0 {
+				continue
+			}
+			d := &Destination{Address: net.IPv4(10, 1, 0, byte(n/2)), Port: uint16(n % 2), Weight: next(3),
+				ConnectionFlags:   []uint32{ConnectionFlagMasq, ConnectionFlagTunnel, ConnectionFlagTunnel | 0x100}[next(3)],
+				UpperThreshold:    uint32(next(2)),
+				TunnelType:        uint8(next(2)),
+				ActiveConnections: next(2),
+			}
+			if next(2) == 0 {
+				d.Address, d.AddressFamily = d.Address.To4(), unix.AF_INET
+			}
+			e.Destinations = append(e.Destinations, d)
+		}
+		table = append(table, e)
+	}
+	return table
+}
+
+// model is a table as the kernel would have it: what is set, under what identifies it.
+type model map[serviceKey]*modelService
+
+type modelService struct {
+	settings     serviceSettings
+	destinations map[destinationKey]destinationSettings
+}
+
+func modelOf(t *testing.T, table []TableEntry) model {
+	t.Helper()
+	m := model{}
+	for _, e := range table {
+		must(t, m.apply(cmdNewService, e.Service, nil))
+		for _, d := range e.Destinations {
+			must(t, m.apply(cmdNewDest, e.Service, d))
+		}
+	}
+	return m
+}
+
+// apply makes one change, and refuses it as the kernel would.
+func (m model) apply(cmd uint8, s *Service, d *Destination) error {
+	key, err := sentServiceKey(s)
+	if err != nil {
+		return err
+	}
+	service := m[key]
+	if (service == nil) != (cmd == cmdNewService) {
+		return fmt.Errorf("%s: service there: %v", notation(cmd, s, d), service != nil)
+	}
+	if d == nil {
+		switch cmd {
+		case cmdNewService:
+			m[key] = &modelService{settingsOfService(s, key.family), map[destinationKey]destinationSettings{}}
+		case cmdSetService:
+			service.settings = settingsOfService(s, key.family)
+		case cmdDelService:
+			delete(m, key)
+		}
+		return nil
+	}
+	dest, err := sentDestinationKey(d)
+	if err != nil {
+		return err
+	}
+	if _, there := service.destinations[dest]; there != (cmd != cmdNewDest) {
+		return fmt.Errorf("%s: destination there: %v", notation(cmd, s, d), there)
+	}
+	if cmd == cmdDelDest {
+		delete(service.destinations, dest)
+	} else {
+		service.destinations[dest] = settingsOfDestination(d)
+	}
+	return nil
+}
+
+func (m model) equal(o model) bool {
+	return maps.EqualFunc(m, o, func(a, b *modelService) bool {
+		return a.settings == b.settings && maps.Equal(a.destinations, b.destinations)
+	})
+}
+
+// fewest returns how many changes lead from m to o at the least.
+func (m model) fewest(o model) (n int) {
+	for key, want := range o {
+		have := m[key]
+		if have == nil {
+			n += 1 + len(want.destinations)
+			continue
+		}
+		if have.settings != want.settings {
+			n++
+		}
+		for dest, settings := range want.destinations {
+			if had, there := have.destinations[dest]; !there || had != settings {
+				n++
+			}
+		}
+		for dest := range have.destinations {
+			if _, wanted := want.destinations[dest]; !wanted {
+				n++
+			}
+		}
+	}
+	for key := range m {
+		if o[key] == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// checkDiff checks what must hold of the difference of any two tables.
+func checkDiff(t *testing.T, have, want []TableEntry) {
+	t.Helper()
+	b, err := Diff(have, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is, goal := modelOf(t, have), modelOf(t, want)
+	if fewest := is.fewest(goal); b.Len() != fewest {
+		t.Fatalf("%d changes, %d are enough:\n%s", b.Len(), fewest, b)
+	}
+	// What is new comes first, then what changes, destinations that go, services that go.
+	phase := map[uint8]int{cmdNewService: 1, cmdNewDest: 1, cmdSetService: 2, cmdSetDest: 2, cmdDelDest: 3, cmdDelService: 4}
+	last := 0
+	for n, msg := range b.messages {
+		cmd := commandOf(msg)
+		s, d := decode(msg)
+		if phase[cmd] < last {
+			t.Fatalf("change %d is out of order:\n%s", n, b)
+		}
+		last = phase[cmd]
+		must(t, is.apply(cmd, s, d))
+	}
+	if !is.equal(goal) {
+		t.Fatalf("the changes lead elsewhere:\n%s", b)
+	}
+	for _, table := range [][]TableEntry{have, want} {
+		if same, err := Diff(table, table); err != nil || same.Len() != 0 {
+			t.Fatalf("a table differs from itself: %v\n%s", err, same)
+		}
+	}
+}
+
+func TestDiffProperties(t *testing.T) {
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		var tables [2][]TableEntry
+		for n := range tables {
+			data := make([]byte, 200)
+			for at := range data {
+				data[at] = byte(r.Uint32())
+			}
+			tables[n] = tableFrom(data)
+		}
+		if checkDiff(t, tables[0], tables[1]); t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func FuzzDiff(f *testing.F) {
+	f.Add([]byte{}, []byte{1, 1, 1, 1})
+	f.Add([]byte("some table of some bytes"), []byte("and another one of others"))
+	f.Fuzz(func(t *testing.T, have, want []byte) { checkDiff(t, tableFrom(have), tableFrom(want)) })
+}
+
+func TestDiffText(t *testing.T) {
+	a, c, gone := ipv4Service(1), ipv4Service(2), ipv4Service(3)
+	changed := *a
+	changed.SchedName = SourceHashing
+	heavy := *ipv4Destination(1)
+	heavy.Weight = 5
+	b, err := Diff(
+		[]TableEntry{{gone, nil}, {a, []*Destination{ipv4Destination(1), ipv4Destination(2)}}},
+		[]TableEntry{{&changed, []*Destination{&heavy, ipv4Destination(3)}}, {c, []*Destination{ipv4Destination(4)}}})
+	must(t, err)
+	const want = `-a -t 10.0.0.1:80 -r 10.1.0.3:8080 -m -w 1
+-A -t 10.0.0.2:80 -s rr
+-a -t 10.0.0.2:80 -r 10.1.0.4:8080 -m -w 1
+-E -t 10.0.0.1:80 -s sh
+-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 5
+-d -t 10.0.0.1:80 -r 10.1.0.2:8080
+-D -t 10.0.0.3:80
+`
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b, want)
+	}
+}
+
+func TestDiffBadInput(t *testing.T) {
+	s := func() *Service { return ipv4Service(1) }
+	sixteen := s()
+	sixteen.Address = sixteen.Address.To4() // the same service, written otherwise
+	for name, want := range map[string][]TableEntry{
+		"service twice":           {{s(), nil}, {sixteen, nil}},
+		"destination twice":       {{s(), []*Destination{ipv4Destination(1), ipv4Destination(1)}}},
+		"nil service":             {{nil, nil}},
+		"nil destination":         {{s(), []*Destination{nil}}},
+		"no address":              {{&Service{Port: 80}, nil}},
+		"weight out of range":     {{s(), []*Destination{{Address: net.IPv4(10, 1, 0, 1), Weight: -1}}}},
+		"scheduler name too long": {{&Service{Address: net.IPv4(10, 0, 0, 1), SchedName: strings.Repeat("x", 16)}, nil}},
+	} {
+		for _, have := range [][]TableEntry{nil, {{s(), []*Destination{ipv4Destination(1)}}}} {
+			if b, err := Diff(have, want); err == nil || b != nil || !strings.HasPrefix(err.Error(), "ipvs: ") {
+				t.Errorf("%s: %v, %v", name, b, err)
+			}
+		}
+	}
+	if _, err := Diff([]TableEntry{{}}, nil); !errors.Is(err, errNilService) {
+		t.Errorf("nil service in have: %v", err)
+	}
+}

@@ -1,0 +1,148 @@
+package ipvs
+
+// This file has the errors of the package, and hints on error numbers that mislead.
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotSupported says that the running kernel has no IPVS, and that it could
+	// not be loaded either.
+	ErrNotSupported = errors.New("ipvs: the kernel has no IPVS: load the ip_vs module (modprobe ip_vs), or run a kernel built with CONFIG_IP_VS")
+
+	// ErrClosed says that the handle is closed, or was while the call was under
+	// way: then it is not known what the kernel did. It matches net.ErrClosed too.
+	ErrClosed = fmt.Errorf("ipvs: the handle is closed: %w", net.ErrClosed)
+)
+
+// ErrOutcomeUnknown says of a change that the kernel did not tell how it ended: it may
+// have been carried out or not.
+var ErrOutcomeUnknown = errors.New("ipvs: it is not known whether this was done")
+
+// errTruncated says that a datagram was larger than the buffer it was read into.
+var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buffer for it")
+
+// errInterrupted says that the table changed during a dump in a way that the
+// kernel calls inconsistent (NLM_F_DUMP_INTR).
+var errInterrupted = fmt.Errorf("ipvs: the dump was interrupted by changes to the table: %w", unix.EINTR)
+
+var (
+	errNilService     = errors.New("ipvs: the service is nil")
+	errNilDestination = errors.New("ipvs: the destination is nil")
+)
+
+// BatchError says which changes of a batch failed. errors.Is and errors.As reach
+// each of them.
+type BatchError struct {
+	Errors []*OpError // in the order of the batch
+	total  int
+}
+
+// Error names the first few changes that failed.
+func (e *BatchError) Error() string {
+	const shown = 3
+	var b strings.Builder
+	fmt.Fprintf(&b, "ipvs: %d of %d changes failed", len(e.Errors), e.total)
+	for n, op := range e.Errors {
+		if n == shown {
+			fmt.Fprintf(&b, "; and %d more", len(e.Errors)-shown)
+			break
+		}
+		b.WriteString("; ")
+		b.WriteString(op.Error())
+	}
+	return b.String()
+}
+
+// Unwrap returns the errors of the single changes.
+func (e *BatchError) Unwrap() []error {
+	errs := make([]error, len(e.Errors))
+	for n, op := range e.Errors {
+		errs[n] = op
+	}
+	return errs
+}
+
+// OpError is the error of one change of a batch.
+type OpError struct {
+	Index       int          // its number in the batch, from 0
+	Op          string       // the method, such as "NewService"
+	Service     *Service     // what was sent of the service
+	Destination *Destination // what was sent of the destination; nil for a change of a service
+	Err         error        // a syscall.Errno where the kernel refused
+	Message     string       // the kernel's own words (extended acknowledgement), if it sent any
+}
+
+// Error says which change it was, to what, and why it failed.
+func (e *OpError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "change %d, %s", e.Index, e.Op)
+	if e.Service != nil {
+		b.WriteByte(' ')
+		b.WriteString(serviceName(e.Service))
+	}
+	if e.Destination != nil {
+		b.WriteByte(' ')
+		b.WriteString(destinationName(e.Destination))
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Message != "" {
+		fmt.Fprintf(&b, ": %s", e.Message)
+	}
+	if hint := e.hint(); hint != "" {
+		fmt.Fprintf(&b, " (%s)", hint)
+	}
+	return b.String()
+}
+
+// Unwrap returns the error of the change.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// hint explains error numbers whose text misleads.
+func (e *OpError) hint() string {
+	switch onDestination := e.Destination != nil; {
+	case e.Service == nil:
+		return ""
+	case e.Err == syscall.ENOENT && onDestination:
+		return "no such destination"
+	case e.Err == syscall.ENOENT && e.Service.SchedName == "":
+		return "the service names no scheduler"
+	case e.Err == syscall.ENOENT && e.Service.PEName != "":
+		return fmt.Sprintf("the kernel has no scheduler %q or no persistence engine %q", e.Service.SchedName, e.Service.PEName)
+	case e.Err == syscall.ENOENT:
+		return fmt.Sprintf("the kernel has no scheduler %q: module ip_vs_%s", e.Service.SchedName, e.Service.SchedName)
+	case e.Err == syscall.ESRCH:
+		return "no such service"
+	case e.Err == syscall.EINVAL && onDestination && e.Destination.AddressFamily != e.Service.AddressFamily:
+		return "only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"
+	case e.Err == syscall.EINVAL && onDestination && e.Destination.TunnelType == TunnelGUE && e.Destination.TunnelPort == 0:
+		return "a GUE tunnel needs a port"
+	case e.Err == syscall.EINVAL && onDestination && max(e.Destination.UpperThreshold, e.Destination.LowerThreshold) > math.MaxInt32:
+		return "thresholds go up to 2^31-1"
+	case e.Err == syscall.EINVAL && onDestination:
+		return "the address must be a unicast one in this network namespace, which needs an interface that is up"
+	}
+	return ""
+}
+
+// errMissing is the error of a reply that lacks what every kernel sends.
+func errMissing(what string) error {
+	return fmt.Errorf("ipvs: malformed reply: no %s", what)
+}
+
+func errFamilyMismatch(family uint16, address net.IP, whose string) error {
+	return fmt.Errorf("ipvs: the %s's address %v is not of its address family %d", whose, address, family)
+}
+
+func errUnknownFamily(family uint16) error {
+	return fmt.Errorf("ipvs: address family %d is neither AF_INET (%d) nor AF_INET6 (%d): %w",
+		family, unix.AF_INET, unix.AF_INET6, syscall.EAFNOSUPPORT)
+}

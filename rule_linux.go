@@ -1,0 +1,161 @@
+package ipvs
+
+// This file writes services and destinations in ipvsadm's notation.
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rule returns the service as ipvsadm -Sn writes it behind -A, such as
+// "-t 10.0.0.1:80 -s wrr -p 300".
+func (s *Service) Rule() string {
+	var b strings.Builder
+	b.WriteString(serviceName(s))
+	b.WriteString(" -s ")
+	b.WriteString(s.SchedName)
+	if s.Flags&ServiceFlagPersistent != 0 {
+		fmt.Fprintf(&b, " -p %d", s.Timeout)
+		b.WriteString(netmaskOption(s))
+	}
+	if s.PEName != "" {
+		b.WriteString(" --pe " + s.PEName)
+	}
+	if s.Flags&ServiceFlagOnePacket != 0 {
+		b.WriteString(" -o")
+	}
+	if flags := schedulerFlags(s); len(flags) > 0 {
+		b.WriteString(" -b " + strings.Join(flags, ","))
+	}
+	return b.String()
+}
+
+// serviceName returns what identifies the service, such as "-t 10.0.0.1:80".
+func serviceName(s *Service) string {
+	switch {
+	case s.FWMark != 0 && s.AddressFamily == unix.AF_INET6:
+		return fmt.Sprintf("-f %d -6", s.FWMark)
+	case s.FWMark != 0:
+		return fmt.Sprintf("-f %d", s.FWMark)
+	}
+	return protocolOption(s.Protocol) + " " + addressPort(s.AddressFamily, s.Address, s.Port)
+}
+
+func protocolOption(protocol uint16) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "-t"
+	case unix.IPPROTO_UDP:
+		return "-u"
+	case unix.IPPROTO_SCTP:
+		return "--sctp-service"
+	}
+	return fmt.Sprintf("(protocol %d)", protocol) // ipvsadm has no word for it
+}
+
+// addressPort returns an address as inet_ntop writes it, which ipvsadm uses, and
+// the port.
+func addressPort(family uint16, address net.IP, port uint16) string {
+	host := address.String()
+	if ip, ok := netip.AddrFromSlice(address); ok && family == unix.AF_INET6 && len(address) == net.IPv6len {
+		host = ip.String() // where net.IP would print ::ffff:10.0.0.1 as 10.0.0.1
+		if isZero(address[:12]) && !isZero(address[12:14]) {
+			host = "::" + net.IP(address[12:]).String()
+		}
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// netmaskOption returns the option for a netmask other than a single client's.
+func netmaskOption(s *Service) string {
+	if s.AddressFamily == unix.AF_INET6 || s.AddressFamily == 0 && s.FWMark == 0 && s.Address.To4() == nil {
+		if s.Netmask == 0 || s.Netmask == 128 {
+			return ""
+		}
+		return fmt.Sprintf(" -M %d", s.Netmask)
+	}
+	if s.Netmask == 0xFFFFFFFF {
+		return ""
+	}
+	var mask [net.IPv4len]byte
+	native.PutUint32(mask[:], s.Netmask)
+	return " -M " + netip.AddrFrom4(mask).String()
+}
+
+// schedulerFlags returns the scheduler flags under the names they have for the
+// scheduler. ipvsadm takes flag-3 for "sh" and "mh", but does not write it.
+func schedulerFlags(s *Service) (names []string) {
+	flag1, flag2 := "flag-1", "flag-2"
+	if s.SchedName == SourceHashing || s.SchedName == MaglevHashing {
+		flag1, flag2 = s.SchedName+"-fallback", s.SchedName+"-port"
+	}
+	for _, flag := range []struct {
+		bit  uint32
+		name string
+	}{{ServiceFlagSched1, flag1}, {ServiceFlagSched2, flag2}, {ServiceFlagSched3, "flag-3"}} {
+		if s.Flags&flag.bit != 0 {
+			names = append(names, flag.name)
+		}
+	}
+	return names
+}
+
+// Rule returns the destination as ipvsadm -Sn writes it behind -a and its
+// service, such as "-r 10.1.0.1:8080 -m -w 1". The thresholds, which ipvsadm
+// takes but does not write, follow as -x and -y where they are set.
+func (d *Destination) Rule() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s -w %d", destinationName(d), forwardingOption(d.ConnectionFlags), d.Weight)
+	if d.ConnectionFlags&ConnectionFlagFwdMask == ConnectionFlagTunnel {
+		b.WriteString(tunnelOptions(d))
+	}
+	if d.UpperThreshold != 0 {
+		fmt.Fprintf(&b, " -x %d", d.UpperThreshold)
+	}
+	if d.LowerThreshold != 0 {
+		fmt.Fprintf(&b, " -y %d", d.LowerThreshold)
+	}
+	return b.String()
+}
+
+// destinationName returns what identifies the destination in its service.
+func destinationName(d *Destination) string {
+	return "-r " + addressPort(d.AddressFamily, d.Address, d.Port)
+}
+
+func forwardingOption(flags uint32) string {
+	switch flags & ConnectionFlagFwdMask {
+	case ConnectionFlagMasq:
+		return "-m"
+	case ConnectionFlagTunnel:
+		return "-i"
+	case ConnectionFlagDirectRoute:
+		return "-g"
+	}
+	// ipvsadm has no options for those that the kernel chooses by itself.
+	return fmt.Sprintf("(forwarding method %d)", flags&ConnectionFlagFwdMask)
+}
+
+func tunnelOptions(d *Destination) string {
+	checksum := " --tun-nocsum"
+	switch {
+	case d.TunnelFlags&TunnelFlagChecksum != 0:
+		checksum = " --tun-csum"
+	case d.TunnelFlags&TunnelFlagRemoteChecksum != 0:
+		checksum = " --tun-remcsum"
+	}
+	switch d.TunnelType {
+	case TunnelIPIP:
+		return " --tun-type ipip"
+	case TunnelGUE:
+		return fmt.Sprintf(" --tun-type gue --tun-port %d%s", d.TunnelPort, checksum)
+	case TunnelGRE:
+		return " --tun-type gre" + checksum
+	}
+	return fmt.Sprintf(" (tunnel type %d)", d.TunnelType)
+}
