@@ -13,7 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var hostIsBigEndian = native.Uint16([]byte{0, 1}) == 1
+func TestIsBigEndian(t *testing.T) {
+	if got := native.Uint16([]byte{0, 1}) == 1; got != isBigEndian {
+		t.Errorf("isBigEndian is %v, native says %v", isBigEndian, got)
+	}
+}
 
 // swapper turns the numbers in b, which are in the byte order from, around.
 type swapper func(b []byte, from binary.ByteOrder) error

@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +25,7 @@ func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO -
 // header, and the type.
 func attrHdr(typ uint16, valueLen int) uint32 {
 	size := uint32(attrHdrLen + valueLen)
-	if cpu.IsBigEndian {
+	if isBigEndian {
 		return size<<16 | uint32(typ)
 	}
 	return uint32(typ)<<16 | size
@@ -36,7 +35,7 @@ func attrHdr(typ uint16, valueLen int) uint32 {
 // as they are to lie in memory: in one go that is half the work.
 func appendShort(b []byte, typ uint16, valueLen int, value uint32) []byte {
 	hdr := attrHdr(typ, valueLen)
-	if cpu.IsBigEndian {
+	if isBigEndian {
 		return native.AppendUint64(b, uint64(hdr)<<32|uint64(value))
 	}
 	return native.AppendUint64(b, uint64(value)<<32|uint64(hdr))
@@ -45,14 +44,14 @@ func appendShort(b []byte, typ uint16, valueLen int, value uint32) []byte {
 func appendUint32(b []byte, typ uint16, v uint32) []byte { return appendShort(b, typ, 4, v) }
 
 func appendUint16(b []byte, typ uint16, v uint16) []byte {
-	if cpu.IsBigEndian {
+	if isBigEndian {
 		return appendShort(b, typ, 2, uint32(v)<<16)
 	}
 	return appendShort(b, typ, 2, uint32(v))
 }
 
 func appendUint8(b []byte, typ uint16, v uint8) []byte {
-	if cpu.IsBigEndian {
+	if isBigEndian {
 		return appendShort(b, typ, 1, uint32(v)<<24)
 	}
 	return appendShort(b, typ, 1, uint32(v))
@@ -60,7 +59,7 @@ func appendUint8(b []byte, typ uint16, v uint8) []byte {
 
 // appendPort appends a port, which travels in network byte order.
 func appendPort(b []byte, typ uint16, port uint16) []byte {
-	if cpu.IsBigEndian {
+	if isBigEndian {
 		return appendUint16(b, typ, port)
 	}
 	return appendUint16(b, typ, bits.ReverseBytes16(port))

@@ -3,8 +3,8 @@ module github.com/moby/ipvs
 go 1.24
 
 require (
-	github.com/sirupsen/logrus v1.9.3
-	github.com/vishvananda/netlink v1.3.1
-	github.com/vishvananda/netns v0.0.5
-	golang.org/x/sys v0.30.0
+	github.com/sirupsen/logrus v1.9.0
+	github.com/vishvananda/netlink v1.1.0
+	github.com/vishvananda/netns v0.0.2
+	golang.org/x/sys v0.2.0
 )

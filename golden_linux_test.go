@@ -397,7 +397,7 @@ func readDatagrams(t testing.TB, text string) (datagrams []datagram) {
 		last.data = append(last.data, fromHex(t, line[1:])...)
 	}
 	for _, d := range datagrams {
-		if hostIsBigEndian {
+		if isBigEndian {
 			must(t, swapMessages(d.data, binary.LittleEndian))
 		}
 	}
@@ -538,7 +538,7 @@ func TestGoldenByHandDestination(t *testing.T) {
 		hex.EncodeToString(v6):             &want6,
 		"00000000000000000000000000000000": nil, // of neither family
 	} {
-		part := fromHex(t, oldDestination[hostIsBigEndian])
+		part := fromHex(t, oldDestination[isBigEndian])
 		copy(part[28:44], fromHex(t, address))
 		i, _ := newFake(t, func(r []byte) []fakeReply { return []fakeReply{{data: part}, {data: doneReply(r, 0)}} })
 		got, err := i.GetDestinations(&someService)
@@ -554,7 +554,7 @@ func TestGoldenByHandDestination(t *testing.T) {
 
 func TestGoldenByHandServices(t *testing.T) {
 	i, _ := newFake(t, func(r []byte) []fakeReply {
-		return []fakeReply{{data: fromHex(t, oldServices[hostIsBigEndian])}, {data: doneReply(r, 0)}}
+		return []fakeReply{{data: fromHex(t, oldServices[isBigEndian])}, {data: doneReply(r, 0)}}
 	})
 	step := goldenStep{want: []*Service{
 		{Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: "wrr",

@@ -30,6 +30,17 @@ var faultsOf = map[int32][]syscall.Errno{
 	unix.SYS_RECVFROM: {unix.ENOBUFS, unix.EINTR},
 }
 
+// From linux/seccomp.h, which x/sys v0.2.0 knows only in part.
+const (
+	seccompSetFilter   = 1          // SECCOMP_SET_MODE_FILTER
+	seccompNewListener = 1 << 3     // SECCOMP_FILTER_FLAG_NEW_LISTENER
+	seccompAllow       = 0x7FFF0000 // SECCOMP_RET_ALLOW
+	seccompNotify      = 0x7FC00000 // SECCOMP_RET_USER_NOTIF
+	seccompReceive     = 0xC0502100 // SECCOMP_IOCTL_NOTIF_RECV
+	seccompSend        = 0xC0182101 // SECCOMP_IOCTL_NOTIF_SEND
+	seccompContinue    = 1          // SECCOMP_USER_NOTIF_FLAG_CONTINUE
+)
+
 // seccompNotif is struct seccomp_notif: a system call that waits for a verdict.
 type seccompNotif struct {
 	id         uint64
@@ -58,9 +69,9 @@ func watchCalls() (listener int, err error) {
 		skip := uint8(len(faultsOf) + 1 - len(filter))
 		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(call), Jt: skip})
 	}
-	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET, K: unix.SECCOMP_RET_ALLOW}, unix.SockFilter{Code: unix.BPF_RET, K: unix.SECCOMP_RET_USER_NOTIF})
+	filter = append(filter, unix.SockFilter{Code: unix.BPF_RET, K: seccompAllow}, unix.SockFilter{Code: unix.BPF_RET, K: seccompNotify})
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, seccompSetFilter, seccompNewListener, uintptr(unsafe.Pointer(&program)))
 	if errno != 0 {
 		return -1, errno
 	}
@@ -85,10 +96,10 @@ func failCalls(listener int) (failed map[string]int) {
 			continue
 		}
 		var n seccompNotif
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompReceive, uintptr(unsafe.Pointer(&n))); errno != 0 {
 			continue // a signal ended the call's wait: it comes again
 		}
-		v := seccompVerdict{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+		v := seccompVerdict{id: n.id, flags: seccompContinue}
 		fd, what := n.args[0], ""
 		switch errnos := faultsOf[n.call]; {
 		case n.call == unix.SYS_RECVFROM && owed[fd]:
@@ -106,7 +117,7 @@ func failCalls(listener int) (failed map[string]int) {
 		if v.errno != 0 {
 			v.flags = 0
 		}
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&v)))
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), seccompSend, uintptr(unsafe.Pointer(&v)))
 		switch {
 		case errno != 0: // a signal ended the call meanwhile: it comes again, and does not know the verdict
 			failed["not told"]++

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -22,6 +23,10 @@ import (
 
 // native is the byte order of numbers in messages, but for ports and addresses.
 var native = binary.NativeEndian
+
+// isBigEndian reports whether native is big-endian. It is a constant, so the
+// compiler drops the other byte order's code.
+const isBigEndian = runtime.GOARCH == "s390x" || runtime.GOARCH == "ppc64" || runtime.GOARCH == "mips" || runtime.GOARCH == "mips64"
 
 const (
 	msgHdrLen  = unix.SizeofNlMsghdr // struct nlmsghdr

@@ -356,7 +356,7 @@ func TestMappedAddress(t *testing.T) {
 		t.Fatalf("%+v", services)
 	}
 	must(t, h.UpdateService(services[0]))
-	if got := "-A " + services[0].String() + "\n"; got != text {
+	if got := "-A " + services[0].Rule() + "\n"; got != text {
 		t.Errorf("String is %q, ipvsadm prints %q", got, text)
 	}
 	must(t, h.DelService(services[0]))
