@@ -176,9 +176,6 @@ func cloneDestination(d *Destination) *Destination {
 	return &clone
 }
 
-// commandOf returns the command of a request.
-func commandOf(msg []byte) uint8 { return msg[msgHdrLen] }
-
 // decode reads a change back from its message; the destination is nil for a
 // change of a service.
 func decode(msg []byte) (*Service, *Destination) {
@@ -330,7 +327,7 @@ func (r *batchRun) send(first, count int, messages []byte) error {
 	// refused when the last is acknowledged is done.
 	setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 
-	if err := i.send(s, messages); err != nil {
+	if err := s.send(messages, i.receiveTimeout()); err != nil {
 		err = i.transportError("sending a batch", err)
 		r.fail(first, first+count, err)
 		return err
@@ -391,7 +388,7 @@ func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 		}
 		setFamily(msg, i.family)
 		setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-		outcome := i.exchange(s, msg, nil)
+		outcome := i.exchange(s, msg, i.answerTo(msg, nil))
 		if _, refused := outcome.(syscall.Errno); outcome != nil && !refused {
 			lost = outcome
 			err = fmt.Errorf("ipvs: not sent, after: %w", lost)

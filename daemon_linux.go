@@ -75,18 +75,57 @@ const (
 // interface, and with EINVAL if there are destinations of another address family
 // than their service: the messages have no room for them.
 func (i *Handle) NewDaemon(d *Daemon) error {
-	return i.change(cmdNewDaemon, func(b []byte) ([]byte, error) { return fillDaemon(b, d) })
+	return i.call(cmdNewDaemon, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillDaemon(b, d) }, nil)
 }
 
-// DelDaemon stops the synchronisation daemon of that state (IPVS_CMD_DEL_DAEMON).
+// DelDaemon stops the synchronization daemon of that state (IPVS_CMD_DEL_DAEMON).
 // The kernel refuses with ESRCH if none runs.
 func (i *Handle) DelDaemon(state DaemonState) error {
-	return i.change(cmdDelDaemon, func(b []byte) ([]byte, error) {
+	if err := i.lock(); err != nil {
+		return err
+	}
+	defer i.mu.Unlock()
+	msg, err := i.newRequest(cmdDelDaemon, unix.NLM_F_ACK, func(b []byte) ([]byte, error) {
 		b, nest := openNest(b, cmdAttrDaemon)
 		b = appendUint32(b, daemonAttrState, uint32(state))
 		closeNest(b, nest)
 		return b, nil
 	})
+	if err != nil {
+		return err
+	}
+	return i.execute(i.socket, appendFence(msg), &fenced{handle: i})
+}
+
+// appendFence appends a request that does nothing but to be acknowledged.
+//
+// The kernel sends no reply to a request that ends with EINTR. That is how it
+// stops a daemon whose thread has not run yet; the daemon is stopped all the
+// same. If the fence is answered and the request before it was not, it ended so.
+func appendFence(msg []byte) []byte {
+	fence := append(msg, make([]byte, msgHdrLen)...)[len(msg):]
+	native.PutUint16(fence[4:], unix.NLMSG_NOOP)
+	setFlags(fence, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	setLength(fence)
+	return append(msg, fence...)
+}
+
+// fenced takes the acknowledgements of a request and of the fence sent with it.
+type fenced struct {
+	handle *Handle
+	err    error // what the kernel says of the request
+}
+
+func (f *fenced) take(m *message) (done bool, err error) {
+	if m.typ != unix.NLMSG_ERROR {
+		return false, nil
+	}
+	if m.seq == f.handle.seq { // the fence was sent last
+		err, f.err = f.err, nil
+		return true, err
+	}
+	f.err, err = m.errno()
+	return false, err
 }
 
 // GetDaemons returns the synchronisation daemons that run: none, one or two

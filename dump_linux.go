@@ -30,10 +30,13 @@ func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error
 	if guess > longList {
 		s = i.bulkSocket()
 	}
-	var err error
+	msg, err := i.newRequest(cmd, unix.NLM_F_DUMP, fill)
+	if err != nil {
+		return err
+	}
 	for range dumpAttempts {
 		c.reset(guess)
-		err = i.request(s, cmd, unix.NLM_F_DUMP, fill, c)
+		err = i.execute(s, msg, i.answerTo(msg, c))
 		if err != errInterrupted && err != errTruncated {
 			break
 		}
@@ -47,21 +50,18 @@ func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error
 
 // bulkSocket returns the socket for long lists. The kernel makes the parts of a
 // dump as large as the largest buffer a socket ever read with, and clears them
-// first. Large parts make a long list cheap, and the many short ones dear: each
-// kind has a socket of its own.
+// first. Large buffers speed up long lists but slow down short ones, so each kind
+// has a socket of its own.
 func (i *Handle) bulkSocket() *socket {
 	if bulk := i.bulk.Load(); bulk != nil {
 		return bulk
 	}
-	if i.bulkRefused {
-		return i.socket
-	}
 	bulk, err := openSocketLike(i.socket)
 	if err != nil {
-		i.bulkRefused = true // it is cheaper with, but goes without
-		return i.socket
+		return i.socket // slower; the next long list tries again
 	}
 	bulk.in = make([]byte, largeBuffer)
+	i.closeWithHandle(bulk)
 	i.bulk.Store(bulk)
 	if i.closed.Load() { // Close may have looked before
 		bulk.close()

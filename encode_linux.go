@@ -215,13 +215,17 @@ func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 		if err := checkName("persistence engine", s.PEName, peNameMaxLen); err != nil {
 			return b, err
 		}
+		netmask := netmaskOf(s, family)
+		if family == unix.AF_INET6 && netmask > 8*net.IPv6len {
+			return b, fmt.Errorf("ipvs: netmask %d (%#x) of an IPv6 service is not a prefix length in 1..128: %w", netmask, netmask, syscall.EINVAL)
+		}
 		b = appendString(b, svcAttrSchedName, s.SchedName)
 		if s.PEName != "" {
 			b = appendString(b, svcAttrPEName, s.PEName)
 		}
 		b = appendFlags(b, svcAttrFlags, ipvsFlags{flags: s.Flags &^ ServiceFlagHashed, mask: math.MaxUint32})
 		b = appendUint32(b, svcAttrTimeout, s.Timeout)
-		b = appendUint32(b, svcAttrNetmask, netmaskOf(s, family))
+		b = appendUint32(b, svcAttrNetmask, netmask)
 	}
 	closeNest(b, nest)
 	return b, nil

@@ -127,6 +127,10 @@ func (e *OpError) hint() string {
 		return "a GUE tunnel needs a port"
 	case e.Err == syscall.EINVAL && onDestination && max(e.Destination.UpperThreshold, e.Destination.LowerThreshold) > math.MaxInt32:
 		return "thresholds go up to 2^31-1"
+	case e.Err == syscall.ERANGE && onDestination:
+		return "a lower threshold needs an upper one that is not below it"
+	case e.Err == syscall.EINVAL && onDestination && e.Destination.Address.IsLinkLocalUnicast() && e.Destination.Address.To4() == nil:
+		return "the kernel looks for a link-local address on no interface in particular: only one of this machine itself is accepted"
 	case e.Err == syscall.EINVAL && onDestination:
 		return "the address must be a unicast one in this network namespace, which needs an interface that is up"
 	}

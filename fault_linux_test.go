@@ -135,7 +135,7 @@ func faults() []fault {
 		{name: "reply late, inside the next call", want: deadline,
 			apply: func(_ []byte, right []fakeReply) []fakeReply {
 				for n := range right {
-					right[n].after = faultTimeout * 5
+					right[n].after = faultTimeout * 50
 				}
 				return right
 			}},

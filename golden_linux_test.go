@@ -283,8 +283,6 @@ func goldenScenario() []goldenStep {
 		{name: "new-service-eexist", call: newService(plain(wantWeb)), err: syscall.EEXIST},
 		{name: "new-service-enoent-scheduler", call: newService(noScheduler), err: syscall.ENOENT},
 		{name: "new-service-enoent-engine", call: newService(noEngine), err: syscall.ENOENT},
-		{name: "new-service-einval-netmask", call: newService(Service{Address: v6("2001:db8::99"), Protocol: tcp, Port: 80,
-			SchedName: "rr", Netmask: 129}), err: syscall.EINVAL},
 		{name: "update-service-esrch", call: updateService(absent), err: syscall.ESRCH},
 		{name: "delete-service-esrch", call: delService(absent), err: syscall.ESRCH},
 		{name: "get-service-esrch", call: getService(absent), err: syscall.ESRCH},

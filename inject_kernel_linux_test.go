@@ -221,7 +221,7 @@ func failingCalls(t *testing.T, clean *Handle) {
 	for range times(600, 10_000) {
 		switch r.IntN(12) {
 		default:
-			change(t, r, i, is, truth, counts)
+			randomChange(t, r, i, is, truth, counts)
 		case 0, 1, 2, 3:
 			if dests, err := i.GetDestinations(&someService); worked("GetDestinations", err) && (len(dests) != len(is) || !maps.Equal(weights(dests), is)) {
 				t.Fatalf("read %v, want %v", weights(dests), is)
@@ -243,9 +243,9 @@ func failingCalls(t *testing.T, clean *Handle) {
 	t.Logf("%v", counts)
 }
 
-// change makes a batch of changes to destinations, a sixth of which the kernel
+// randomChange makes a batch of changes to destinations, a sixth of which the kernel
 // must refuse, and compares what is said of each with the table.
-func change(t *testing.T, r *rand.Rand, i *Handle, is map[int]int, truth func() map[int]int, counts map[string]int) {
+func randomChange(t *testing.T, r *rand.Rand, i *Handle, is map[int]int, truth func() map[int]int, counts map[string]int) {
 	var b Batch
 	ports := r.Perm(250)[:1+r.IntN(40)]
 	next, refused := maps.Clone(is), map[int]error{}

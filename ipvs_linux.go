@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,12 +28,13 @@ type Service struct {
 	// (IPVS_SVC_ATTR_ADDR).
 	Address net.IP
 
-	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP
-	// (IPVS_SVC_ATTR_PROTOCOL).
+	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP. The
+	// kernel accepts any other, and then serves nobody (IPVS_SVC_ATTR_PROTOCOL).
 	Protocol uint16
 
 	// Port is in host byte order. Port 0 stands for every port that no other
-	// service has; it needs persistence (IPVS_SVC_ATTR_PORT).
+	// service has. The kernel accepts it without ServiceFlagPersistent, and then
+	// serves nobody (IPVS_SVC_ATTR_PORT).
 	Port uint16
 
 	// FWMark, if not 0, makes this the service of all packets that carry this
@@ -43,20 +46,28 @@ type Service struct {
 	SchedName string
 
 	// Flags are the service's flags (IP_VS_SVC_F_*). They replace those that the
-	// kernel has (IPVS_SVC_ATTR_FLAGS with all bits in its mask), but for 0x2,
-	// "hashed", which is the kernel's own: it is always set in what comes back, and
-	// never sent.
+	// kernel has (IPVS_SVC_ATTR_FLAGS with all bits in its mask), except for
+	// ServiceFlagHashed, which is the kernel's own: it is always set in what is read,
+	// and never sent.
 	Flags uint32
 
-	// Timeout of the persistence, in seconds; it counts with the flag for
-	// persistence only (IPVS_SVC_ATTR_TIMEOUT). The kernel multiplies it by its
-	// ticks a second without a check: above some 4 million it may wrap, and then
-	// comes back as another.
+	// Timeout is how long a client stays bound to its destination, in seconds; used
+	// only with ServiceFlagPersistent (IPVS_SVC_ATTR_TIMEOUT). The kernel multiplies it
+	// by its ticks a second without a check: above some 4 million it may wrap and be
+	// read back as another value.
 	Timeout uint32
 
-	// Netmask groups clients for persistence (IPVS_SVC_ATTR_NETMASK). For IPv4 it is
-	// the mask's four bytes as they lie in memory, 0xFFFFFFFF for one client each;
-	// for IPv6 a prefix length, where 128 is sent for 0.
+	// Netmask groups clients for persistence: those with the same masked address get
+	// the same destination (IPVS_SVC_ATTR_NETMASK).
+	//
+	// For IPv4 it is the mask's four bytes in network order, loaded as a native-endian
+	// uint32 (see IPv4Netmask); 0xFFFFFFFF makes each client a group of its own.
+	// Any value is sent as it is. Beware of 0 (0.0.0.0) and of a prefix length such
+	// as 24 (on little-endian machines 24.0.0.0): they put all, or almost all, clients
+	// of a persistent service on one destination.
+	//
+	// For IPv6 it is a prefix length, 1 to 128; 0 is sent as 128, and anything else is
+	// an error that matches EINVAL.
 	Netmask uint32
 
 	// AddressFamily is unix.AF_INET or AF_INET6. 0 takes it from Address; a
@@ -118,8 +129,10 @@ type Destination struct {
 	// 0 it gets no new connections (IPVS_DEST_ATTR_WEIGHT).
 	Weight int
 
-	// ConnectionFlags is the forwarding method, such as ConnectionFlagMasq. Only the
-	// bits of ConnectionFlagFwdMask are sent (IPVS_DEST_ATTR_FWD_METHOD).
+	// ConnectionFlags is the forwarding method: ConnectionFlagMasq,
+	// ConnectionFlagTunnel or ConnectionFlagDirectRoute. Only the bits of
+	// ConnectionFlagFwdMask are sent. The kernel accepts the other values, which it
+	// uses itself; 4 to 7 serve nobody (IPVS_DEST_ATTR_FWD_METHOD).
 	ConnectionFlags uint32
 
 	// AddressFamily is unix.AF_INET or AF_INET6; 0 takes it from Address. It may
@@ -205,7 +218,8 @@ func New(path string) (*Handle, error) {
 	}
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
-		return nil, fmt.Errorf("ipvs: opening network namespace %s: %w", path, err)
+		// Callers use os.IsNotExist, which does not look into other wrappers.
+		return nil, &os.PathError{Op: "ipvs: opening network namespace", Path: path, Err: err}
 	}
 	defer ns.Close()
 	i, err := NewAt(ns)
@@ -225,6 +239,7 @@ func newHandle(s *socket, err error) (*Handle, error) {
 		return nil, err
 	}
 	i := &Handle{socket: s, family: uint16(knownFamily.Load())}
+	i.closeWithHandle(s)
 	i.timeout.Store(int64(defaultTimeout))
 	if i.family != 0 {
 		return i, nil // if it is an old one, the first call will find the new one
@@ -236,8 +251,14 @@ func newHandle(s *socket, err error) (*Handle, error) {
 	return i, nil
 }
 
-// Close releases the handle. It may be called at any time and more than once.
-// Calls under way and later ones end with ErrClosed.
+// closeWithHandle has the garbage collector close a socket of a handle that was
+// dropped without Close. A handle is never dropped during a call: the call holds
+// its lock.
+func (i *Handle) closeWithHandle(s *socket) { runtime.AddCleanup(i, (*socket).close, s) }
+
+// Close releases the handle. It may be called at any time and more than once,
+// and returns at once. Ongoing calls end with ErrClosed as soon as the kernel
+// returns from what it is doing, and so do later ones.
 func (i *Handle) Close() {
 	if i == nil || i.socket == nil || i.closed.Swap(true) {
 		return
@@ -273,7 +294,7 @@ func (i *Handle) answerTimeout() time.Duration {
 // with EEXIST if it has it already, and with ENOENT if it has no such scheduler
 // or persistence engine.
 func (i *Handle) NewService(s *Service) error {
-	return i.changeTable(cmdNewService, s, nil)
+	return i.call(cmdNewService, unix.NLM_F_ACK, change(cmdNewService, s, nil), nil)
 }
 
 // IsServicePresent tells whether the kernel has the service. It answers false
@@ -288,39 +309,39 @@ func (i *Handle) IsServicePresent(s *Service) bool {
 // (IPVS_CMD_SET_SERVICE). The kernel refuses with ESRCH if there is none. Its
 // connections and destinations stay.
 func (i *Handle) UpdateService(s *Service) error {
-	return i.changeTable(cmdSetService, s, nil)
+	return i.call(cmdSetService, unix.NLM_F_ACK, change(cmdSetService, s, nil), nil)
 }
 
 // DelService removes a service with its destinations (IPVS_CMD_DEL_SERVICE). The
 // kernel refuses with ESRCH if there is none.
 func (i *Handle) DelService(s *Service) error {
-	return i.changeTable(cmdDelService, s, nil)
+	return i.call(cmdDelService, unix.NLM_F_ACK, change(cmdDelService, s, nil), nil)
 }
 
 // Flush removes all services of the network namespace (IPVS_CMD_FLUSH).
 func (i *Handle) Flush() error {
-	return i.change(cmdFlush, nil)
+	return i.call(cmdFlush, unix.NLM_F_ACK, nil, nil)
 }
 
 // NewDestination adds a real server to a service (IPVS_CMD_NEW_DEST). The kernel
 // refuses with ESRCH if there is no such service, with EEXIST if it has the
 // destination already, and with ERANGE for a lower threshold above the upper.
 func (i *Handle) NewDestination(s *Service, d *Destination) error {
-	return i.changeTable(cmdNewDest, s, d)
+	return i.call(cmdNewDest, unix.NLM_F_ACK, change(cmdNewDest, s, d), nil)
 }
 
 // UpdateDestination sets what can be set of a service's real server
 // (IPVS_CMD_SET_DEST). The kernel refuses with ESRCH if there is no such
 // service, and with ENOENT if it has no such destination.
 func (i *Handle) UpdateDestination(s *Service, d *Destination) error {
-	return i.changeTable(cmdSetDest, s, d)
+	return i.call(cmdSetDest, unix.NLM_F_ACK, change(cmdSetDest, s, d), nil)
 }
 
 // DelDestination removes a real server from a service (IPVS_CMD_DEL_DEST). The
 // kernel refuses with ESRCH if there is no such service, and with ENOENT if it
 // has no such destination.
 func (i *Handle) DelDestination(s *Service, d *Destination) error {
-	return i.changeTable(cmdDelDest, s, d)
+	return i.call(cmdDelDest, unix.NLM_F_ACK, change(cmdDelDest, s, d), nil)
 }
 
 // GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
@@ -386,66 +407,64 @@ func (i *Handle) GetConfig() (*Config, error) {
 // one, and more than 2^31-1 seconds are errors. The kernel refuses with EINVAL
 // what its clock ticks cannot count, from some weeks up.
 func (i *Handle) SetConfig(c *Config) error {
-	return i.change(cmdSetConfig, func(b []byte) ([]byte, error) { return fillConfig(b, c) })
-}
-
-// changeTable sends a command on a service or a destination and waits for the
-// acknowledgement.
-func (i *Handle) changeTable(cmd uint8, s *Service, d *Destination) error {
-	if err := i.lock(); err != nil {
-		return err
-	}
-	defer i.mu.Unlock()
-	msg, err := fillChange(newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, unix.NLM_F_ACK), cmd, s, d)
-	i.scratch = msg // grown, maybe
-	if err != nil {
-		return err
-	}
-	return i.execute(i.socket, msg, nil)
-}
-
-// lock locks the handle for a call.
-func (i *Handle) lock() error {
-	if i == nil || i.socket == nil {
-		return ErrClosed
-	}
-	i.mu.Lock()
-	return nil
-}
-
-// change sends a command and waits for the acknowledgement.
-func (i *Handle) change(cmd uint8, fill filler) error {
-	return i.call(cmd, unix.NLM_F_ACK, fill, nil)
+	return i.call(cmdSetConfig, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillConfig(b, c) }, nil)
 }
 
 // filler appends the attributes of a request to b.
 type filler func(b []byte) ([]byte, error)
+
+// change fills in what a command on a service or a destination carries.
+func change(cmd uint8, s *Service, d *Destination) filler {
+	return func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) }
+}
 
 // identity fills in what identifies a service.
 func identity(s *Service) filler {
 	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
 }
 
-// call sends a request and has its answer parsed.
+// call sends a request and hands its answer to p. With NLM_F_ACK in flags it waits
+// for the acknowledgement.
 func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
 	if err := i.lock(); err != nil {
 		return err
 	}
 	defer i.mu.Unlock()
-	return i.request(i.socket, cmd, flags, fill, p)
+	msg, err := i.newRequest(cmd, flags, fill)
+	if err != nil {
+		return err
+	}
+	return i.execute(i.socket, msg, i.answerTo(msg, p))
 }
 
-// request makes a request, sends it and has its answer parsed.
-func (i *Handle) request(s *socket, cmd uint8, flags uint16, fill filler, p parser) error {
+// lock locks the handle for a call.
+func (i *Handle) lock() error {
+	if i == nil || i.socket == nil || i.closed.Load() { // not behind a call that the kernel keeps
+		return ErrClosed
+	}
+	i.mu.Lock()
+	return nil
+}
+
+// newRequest makes a request in the handle's memory for one.
+func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error) {
 	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
 	if fill != nil {
 		var err error
 		if msg, err = fill(msg); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	i.scratch = msg // grown, maybe
-	return i.execute(s, msg, p)
+	setLength(msg)
+	return msg, nil
+}
+
+// answerTo returns the taker of the answer to a request, in the handle's memory
+// for one.
+func (i *Handle) answerTo(request []byte, p parser) *answer {
+	i.answer = answer{parser: p, acked: flagsOf(request)&unix.NLM_F_ACK != 0}
+	return &i.answer
 }
 
 // Info is what the kernel tells of its IPVS.
@@ -488,11 +507,13 @@ func (i *Handle) GetInfo() (*Info, error) {
 // Zero sets the counters and rates of all services and destinations to zero
 // (IPVS_CMD_ZERO). The kernel adds up what it counts every two seconds: traffic of
 // the last two can still appear afterwards.
-func (i *Handle) Zero() error { return i.change(cmdZero, nil) }
+func (i *Handle) Zero() error { return i.call(cmdZero, unix.NLM_F_ACK, nil, nil) }
 
 // ZeroService sets the counters of one service and its destinations to zero
 // (IPVS_CMD_ZERO). The kernel refuses with ESRCH if there is none.
-func (i *Handle) ZeroService(s *Service) error { return i.change(cmdZero, identity(s)) }
+func (i *Handle) ZeroService(s *Service) error {
+	return i.call(cmdZero, unix.NLM_F_ACK, identity(s), nil)
+}
 
 // IPv4Netmask returns Service.Netmask for a prefix length of 0 to 32: the mask's
 // four bytes as they lie in memory, so that 24 gives 255, 255, 255, 0 in this

@@ -10,44 +10,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openSocketAt opens a socket in the network namespace ns.
+// inNamespace calls f on a thread that is in the network namespace ns.
 //
 // A descriptor belongs to the namespace that its thread was in when it was
-// opened, so a thread has to go there. That is never the caller's: if the way
-// back fails, the goroutine ends while locked to its thread, and the runtime
-// then ends the thread instead of running other goroutines in a foreign
-// namespace.
-func openSocketAt(ns netns.NsHandle) (*socket, error) {
-	type result struct {
-		s   *socket
-		err error
-	}
-	results := make(chan result)
+// opened, so a thread has to go there. It is never the caller's: if the way back
+// fails, the goroutine ends while locked to its thread, and the runtime then ends
+// the thread instead of running other goroutines in a foreign namespace. Nor is it
+// the main thread, whose namespace other processes take for that of this one
+// (/proc/PID/ns/net).
+func inNamespace(ns netns.NsHandle, f func() error) error {
+	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		s, restored, err := openSocketThere(ns)
+		if isMainThread() {
+			// Held here, it cannot be the thread of the next goroutine.
+			err := inNamespace(ns, f)
+			runtime.UnlockOSThread()
+			result <- err
+			return
+		}
+		restored, err := visit(ns, f)
 		if restored {
 			runtime.UnlockOSThread()
 		}
-		results <- result{s, err}
+		result <- err
 	}()
-	r := <-results
-	return r.s, r.err
+	return <-result
 }
 
-// openSocketThere moves the calling thread into ns, opens the socket and moves
-// back; restored tells whether the thread is where it was before.
-func openSocketThere(ns netns.NsHandle) (_ *socket, restored bool, err error) {
+// isMainThread is a variable for tests.
+var isMainThread = func() bool { return unix.Gettid() == unix.Getpid() }
+
+// visit moves the calling thread into ns, calls f and moves back; restored
+// reports whether the thread is where it was before.
+func visit(ns netns.NsHandle, f func() error) (restored bool, err error) {
 	home, err := netns.Get()
 	if err != nil {
-		return nil, true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
+		return true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
 	}
 	defer home.Close()
 	if err := netns.Set(ns); err != nil {
-		return nil, true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
+		return true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
 	}
-	s, err := openSocket()
-	return s, netns.Set(home) == nil, err
+	err = f()
+	return netns.Set(home) == nil, err
+}
+
+// openSocketAt opens a socket in the network namespace ns.
+func openSocketAt(ns netns.NsHandle) (s *socket, err error) {
+	err = inNamespace(ns, func() (err error) {
+		s, err = openSocket()
+		return err
+	})
+	return s, err
 }
 
 // openSocketLike opens another socket in the network namespace of s. From a

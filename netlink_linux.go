@@ -40,15 +40,15 @@ const (
 	maxReplyTimeouts = 10
 	// modprobeTimeout bounds the run of modprobe.
 	modprobeTimeout = 30 * time.Second
+	// modprobeWaitDelay is how long to wait for its output after it ended.
+	modprobeWaitDelay = time.Second
+	// unloadPoll is how long to wait before asking again a module that is being unloaded.
+	unloadPoll = 10 * time.Millisecond
+	// familyAttempts is how often a request is sent to ever new families.
+	familyAttempts = 4
 	// dumpAttempts is how often a dump is tried whose answer was not usable.
 	dumpAttempts = 4
 )
-
-// genlMsgHdr is the generic netlink header, struct genlmsghdr; two reserved bytes
-// follow.
-type genlMsgHdr struct {
-	cmd, version uint8
-}
 
 // ipvsFlags is what IPVS_SVC_ATTR_FLAGS carries, struct ip_vs_flags.
 type ipvsFlags struct {
@@ -61,15 +61,20 @@ func newGenlRequest(b []byte, family uint16, cmd uint8, version uint8, flags uin
 	b = native.AppendUint32(b, 0)
 	b = native.AppendUint16(b, family)
 	b = native.AppendUint16(b, flags|unix.NLM_F_REQUEST)
-	b = native.AppendUint64(b, 0) // the sender's port id stays 0: the kernel knows whose socket it is
-	h := genlMsgHdr{cmd: cmd, version: version}
-	return append(b, h.cmd, h.version, 0, 0)
+	b = native.AppendUint64(b, 0)        // the sender's port id stays 0: the kernel knows whose socket it is
+	return append(b, cmd, version, 0, 0) // struct genlmsghdr
 }
 
 func setLength(msg []byte)                { native.PutUint32(msg, uint32(len(msg))) }
 func setFamily(msg []byte, family uint16) { native.PutUint16(msg[4:], family) }
 func setFlags(msg []byte, flags uint16)   { native.PutUint16(msg[6:], flags) }
 func setSequence(msg []byte, seq uint32)  { native.PutUint32(msg[8:], seq) }
+
+func flagsOf(msg []byte) uint16  { return native.Uint16(msg[6:]) }
+func commandOf(msg []byte) uint8 { return msg[msgHdrLen] }
+
+// isDump reports whether a request asks for a list.
+func isDump(msg []byte) bool { return flagsOf(msg)&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
 
 // message is one netlink message, cut out of a datagram.
 type message struct {
@@ -136,67 +141,64 @@ func (m *message) errorText() string {
 }
 
 // execute sends the request msg, begun by newGenlRequest, to IPVS and hands the
-// body of each message of its answer to p. What the kernel refuses comes
-// back as a bare syscall.Errno. The caller holds i.mu.
-func (i *Handle) execute(s *socket, msg []byte, p parser) error {
-	family := i.family
-	setFamily(msg, family)
-	err := i.exchange(s, msg, p)
-	if err != syscall.ENOENT {
-		return err
+// messages of its answer to t. Errors from the kernel are bare. The caller
+// holds i.mu.
+func (i *Handle) execute(s *socket, msg []byte, t taker) error {
+	for range familyAttempts {
+		family := i.family
+		setFamily(msg, family)
+		err := i.exchange(s, msg, t)
+		if err != syscall.ENOENT && err != syscall.EPROTONOSUPPORT {
+			return err
+		}
+		// ENOENT is either IPVS's own, or the family ID is from before the module was
+		// loaded again. EPROTONOSUPPORT is the answer to a list while the module is being
+		// unloaded: its family is about to go.
+		for deadline := time.Now().Add(i.receiveTimeout()); ; time.Sleep(unloadPoll) {
+			if setupErr := i.setup(s); setupErr != nil {
+				return setupErr
+			}
+			if i.family != family {
+				break // the request is sent again
+			}
+			if err == syscall.ENOENT || time.Now().After(deadline) {
+				return err
+			}
+		}
 	}
-	// Either IPVS says so, or the family id is one from before the module was
-	// loaded again: ask for it.
-	if err := i.setup(s); err != nil {
-		return err
-	}
-	if i.family == family {
-		return err
-	}
-	setFamily(msg, i.family)
-	return i.exchange(s, msg, p)
+	return fmt.Errorf("%w: it was unloaded again each time", ErrNotSupported)
 }
 
-// exchange sends one request, to whichever family, and reads its answer.
-func (i *Handle) exchange(s *socket, msg []byte, p parser) error {
-	i.seq++
-	first, last := i.seq, i.seq
-	setLength(msg)
-	setSequence(msg, first)
-	a := &i.answer
-	*a = answer{parser: p, acked: native.Uint16(msg[6:])&unix.NLM_F_ACK != 0}
-	if a.acked && msg[msgHdrLen] == cmdDelDaemon {
+// exchange sends one or more requests at once, to whichever family, and hands
+// the messages of their answers to t.
+func (i *Handle) exchange(s *socket, requests []byte, t taker) error {
+	first := i.seq + 1
+	for msg := range eachMessage(requests) {
 		i.seq++
-		last, a.fence = i.seq, i.seq
-		msg = appendFence(msg, a.fence)
+		setSequence(msg, i.seq)
 	}
-	if err := i.send(s, msg); err != nil {
+	if err := s.send(requests, i.receiveTimeout()); err != nil {
 		return i.transportError("sending a request", err)
 	}
-	err := i.receive(s, first, last, a)
-	a.parser = nil // the caller's
-	if err != nil {
-		return err
+	return i.receive(s, first, i.seq, t)
+}
+
+// eachMessage yields the messages in a datagram that the library made.
+func eachMessage(datagram []byte) func(yield func(msg []byte) bool) {
+	return func(yield func(msg []byte) bool) {
+		for len(datagram) > 0 {
+			size := native.Uint32(datagram)
+			if !yield(datagram[:size:size]) {
+				return
+			}
+			datagram = datagram[size:]
+		}
 	}
-	return a.err
 }
 
-// appendFence appends a request that does nothing but to be acknowledged.
-//
-// The kernel sends no reply to a request that ends with EINTR. That is how it
-// stops a daemon whose thread has not run yet: the daemon is stopped all the
-// same. Where the fence is answered and the request before it was not, it ended so.
-func appendFence(msg []byte, seq uint32) []byte {
-	fence := len(msg)
-	msg = append(msg, make([]byte, msgHdrLen)...)
-	native.PutUint16(msg[fence+4:], unix.NLMSG_NOOP)
-	setLength(msg[fence:])
-	setFlags(msg[fence:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-	setSequence(msg[fence:], seq)
-	return msg
-}
-
-// taker takes the messages that answer what was sent, and says when it was the last.
+// taker takes the messages that answer what was sent. When the answer has ended,
+// done is true and err is what the kernel says of the request. Without done, err
+// reports that the answer cannot be understood or used.
 type taker interface {
 	take(m *message) (done bool, err error)
 }
@@ -214,70 +216,53 @@ func (f parserFunc) parse(m *message) error { return f(m.attrs()) }
 // answer takes the messages that answer one request.
 type answer struct {
 	parser parser
-	acked  bool   // the request asked for an acknowledgement
-	fence  uint32 // sequence number of the fence sent behind it; 0 for none
-	err    error
+	acked  bool // the request asked for an acknowledgement
 }
 
-// take works off one message. done: it ended the answer, with the kernel's
-// word on the request in a.err; an error: it cannot be understood or used.
+// take processes one message.
 func (a *answer) take(m *message) (done bool, err error) {
 	if m.flags&unix.NLM_F_DUMP_INTR != 0 {
 		return false, errInterrupted
 	}
 	switch m.typ {
 	case unix.NLMSG_ERROR:
-		if a.fence != 0 && m.seq == a.fence {
-			return true, nil
-		}
-		a.err, err = m.errno()
-		if a.fence != 0 {
+		errno, err := m.errno()
+		if err != nil {
 			return false, err
 		}
 		// An acknowledgement nobody asked for ends nothing: the answer is still to come.
-		return a.err != nil || a.acked, err
+		return errno != nil || a.acked, errno
 	case unix.NLMSG_DONE:
-		a.err, err = m.errno()
-		return true, err
+		errno, err := m.errno()
+		if err != nil {
+			return false, err
+		}
+		return true, errno
 	}
 	if len(m.body) < genlHdrLen {
 		return false, fmt.Errorf("ipvs: malformed reply: %d bytes for a generic netlink header", len(m.body))
 	}
 	if a.parser != nil {
-		err = a.parser.parse(m)
+		if err := a.parser.parse(m); err != nil {
+			return false, err
+		}
 	}
-	// What is not part of a dump is the whole answer, but for an acknowledgement.
-	return m.flags&unix.NLM_F_MULTI == 0 && !a.acked, err
+	// A message that is not part of a dump is the whole answer, but for an acknowledgement.
+	return m.flags&unix.NLM_F_MULTI == 0 && !a.acked, nil
 }
 
-// send sends one or more requests, after clearing away what an exchange that
-// was given up left behind.
-func (i *Handle) send(s *socket, b []byte) error {
-	if i.closed.Load() {
-		return ErrClosed
-	}
-	if s.lateReplies {
-		s.drain(time.Now().Add(i.receiveTimeout()))
-	}
-	return s.send(b)
-}
-
-// receive reads the answers to the requests first to last, and hands each
-// message to t until that says it is done. Messages that answer other requests
-// are skipped: they are late replies to calls that were given up.
+// receive reads the answers to the requests first to last and hands each message
+// to t until t reports the end. Messages that answer other requests are skipped:
+// they are late replies to abandoned calls.
 func (i *Handle) receive(s *socket, first, last uint32, t taker) error {
-	err := i.receiveAll(s, first, last, t)
-	if err != nil {
-		s.lateReplies = true // the rest of the answer may still come
-	}
-	return err
-}
-
-func (i *Handle) receiveAll(s *socket, first, last uint32, t taker) error {
+	late := s.lateReplies // something older may still come after this answer
+	s.lateReplies = true  // until the answer has ended
 	// The clock is read when first needed: mostly the answer is there at once.
 	var waitEnd, end time.Time
 	m := &i.message
-	for done := false; !done; {
+	var done bool
+	var verdict error
+	for {
 		datagram, err := s.receive()
 		if err == unix.EAGAIN {
 			if waitEnd.IsZero() {
@@ -303,36 +288,37 @@ func (i *Handle) receiveAll(s *socket, first, last uint32, t taker) error {
 				return i.transportError("receiving a reply", unix.ENOBUFS)
 			}
 			ended, err := t.take(m)
-			if err != nil {
+			switch {
+			case ended && !done:
+				done, verdict = true, err
+			case !ended && err != nil:
 				return err
 			}
-			if ended {
-				done = true
-			}
+		}
+		if done {
+			s.lateReplies = late
+			return verdict
 		}
 		if end.IsZero() {
-			if !done {
-				end = time.Now().Add(i.answerTimeout())
-			}
-		} else if !done && time.Now().After(end) {
+			end = time.Now().Add(i.answerTimeout())
+		} else if time.Now().After(end) {
 			return fmt.Errorf("ipvs: the kernel's reply did not end within %v: %w", i.answerTimeout(), os.ErrDeadlineExceeded)
 		}
 	}
-	return nil
 }
 
-// transportError makes the library's error of a failed send or receive, after which
-// nobody knows what the kernel did.
+// transportError makes the library's error of a failed send or receive. After a
+// failed receive it is unknown what the kernel did.
 func (i *Handle) transportError(doing string, err error) error {
 	switch {
 	case i.closed.Load():
 		return ErrClosed
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case err == os.ErrDeadlineExceeded:
 		return fmt.Errorf("ipvs: no reply from the kernel within %v: %w", i.receiveTimeout(), err)
+	case errors.Is(err, os.ErrDeadlineExceeded), err == errTruncated:
+		return err
 	case err == unix.ENOBUFS:
 		return fmt.Errorf("ipvs: %s: the kernel had no room for it: %w", doing, err)
-	case err == errTruncated:
-		return err
 	default:
 		return fmt.Errorf("ipvs: %s: %w", doing, err)
 	}
@@ -348,17 +334,15 @@ var warned atomic.Bool
 // setup finds out the family id of IPVS, loading the module if need be.
 func (i *Handle) setup(s *socket) error {
 	family, err := i.getIPVSFamily(s)
-	if err == syscall.ENOENT && mayLoadModules() {
+	if err == syscall.ENOENT {
 		// From 6.1 on the kernel has tried by itself when it was asked for the family.
 		modprobeErr := loadModule()
-		if family, err = i.getIPVSFamily(s); err == syscall.ENOENT && !warned.Swap(true) {
-			logrus.WithError(modprobeErr).Warn("ipvs: the kernel has no IPVS, and modprobe ip_vs did not bring it")
+		family, err = i.getIPVSFamily(s)
+		if err == syscall.ENOENT {
+			return notSupported(modprobeErr)
 		}
 	}
-	switch {
-	case err == syscall.ENOENT:
-		return ErrNotSupported
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	warned.Store(false)
@@ -367,12 +351,26 @@ func (i *Handle) setup(s *socket) error {
 	return nil
 }
 
+// notSupported returns ErrNotSupported with the reason why the module could not
+// be loaded, nil if modprobe succeeded all the same, and logs it once.
+func notSupported(reason error) error {
+	err := ErrNotSupported
+	if reason != nil {
+		err = fmt.Errorf("%w: %w", ErrNotSupported, reason)
+	}
+	if !warned.Swap(true) {
+		logrus.Warn(err)
+	}
+	return err
+}
+
 // getIPVSFamily asks the kernel for the generic netlink family of IPVS. The
 // error is ENOENT if there is none.
 func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 	msg := newGenlRequest(nil, nl.GENL_ID_CTRL, nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION, 0)
 	msg = appendString(msg, nl.GENL_CTRL_ATTR_FAMILY_NAME, genlName)
-	err = i.exchange(s, msg, parserFunc(func(body []byte) error {
+	setLength(msg)
+	err = i.exchange(s, msg, &answer{parser: parserFunc(func(body []byte) error {
 		a := attributes{level: body}
 		for a.next() {
 			if a.typ == nl.GENL_CTRL_ATTR_FAMILY_ID {
@@ -380,14 +378,14 @@ func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 			}
 		}
 		return a.err
-	}))
+	})})
 	if err == nil && family < unix.NLMSG_MIN_TYPE {
 		err = fmt.Errorf("ipvs: malformed reply: %d as the family id of IPVS", family)
 	}
 	return family, err
 }
 
-// mayLoadModules tells whether it makes sense to run modprobe at all.
+// mayLoadModules reports whether it makes sense to run modprobe at all.
 func mayLoadModules() bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -400,12 +398,24 @@ func mayLoadModules() bool {
 // loadModule is a variable for tests.
 var loadModule = modprobe
 
+// modprobe runs modprobe ip_vs. It waits for modprobe a bounded time, and not for
+// processes that modprobe left behind with its output open.
 func modprobe() error {
+	if !mayLoadModules() {
+		return errors.New("modprobe ip_vs not run: it needs CAP_SYS_MODULE")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), modprobeTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "modprobe", "ip_vs").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("modprobe ip_vs: %w: %s", err, bytes.TrimSpace(out))
+	command := exec.CommandContext(ctx, "modprobe", "ip_vs")
+	command.WaitDelay = modprobeWaitDelay
+	out, err := command.CombinedOutput()
+	switch text := bytes.TrimSpace(out); {
+	case err == nil, errors.Is(err, exec.ErrWaitDelay):
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("modprobe ip_vs: not done within %v: %w", modprobeTimeout, err)
+	case len(text) > 0:
+		return fmt.Errorf("modprobe ip_vs: %w: %s", err, text)
 	}
-	return nil
+	return fmt.Errorf("modprobe ip_vs: %w", err)
 }

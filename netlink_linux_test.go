@@ -7,11 +7,13 @@ import (
 	"math"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -124,13 +126,13 @@ func TestRowLostReply(t *testing.T) {
 }
 
 func TestRowLateReplyIsSkipped(t *testing.T) {
-	calls := 0
+	var late []byte // arrives, with its error, inside the next call
 	i, _ := newFake(t, func(r []byte) []fakeReply {
-		calls++
-		if calls == 1 { // arrives, with its error, inside the next call
-			return []fakeReply{{data: errorReply(r, syscall.EEXIST), after: 80 * time.Millisecond}}
+		if late == nil {
+			late = errorReply(r, syscall.EEXIST)
+			return nil
 		}
-		return []fakeReply{{data: errorReply(r, 0), after: 40 * time.Millisecond}}
+		return []fakeReply{{data: late}, {data: errorReply(r, 0), after: 40 * time.Millisecond}}
 	})
 	if err := i.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v, want os.ErrDeadlineExceeded", err)
@@ -290,4 +292,105 @@ func TestForeignFlood(t *testing.T) {
 		t.Error("Close does not end a call")
 	}
 	k.end()
+}
+
+// A list is refused with EPROTONOSUPPORT while the module is being unloaded: then
+// the family is looked up again until it is gone or another, and the list
+// requested again.
+func TestListWhileModuleUnloads(t *testing.T) {
+	countModprobe(t)
+	var family uint16 = fakeFamily
+	lookups := 0
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		switch {
+		case isFamilyRequest(r):
+			if lookups++; lookups == 3 {
+				family++
+			}
+			return one(familyReply(r, family))
+		case native.Uint16(r[4:]) == fakeFamily:
+			return one(errorReply(r, syscall.EPROTONOSUPPORT))
+		}
+		native.PutUint16(r[4:], fakeFamily) // what rightReplies expects
+		return rightReplies(r)
+	})
+	must(t, i.SetTimeout(time.Minute))
+	if got, err := i.GetServices(); err != nil || len(got) != 2 || lookups != 3 {
+		t.Errorf("%d services, %v after %d lookups", len(got), err, lookups)
+	}
+	// The module is gone: that is what the list ends with.
+	i.family = fakeFamily
+	k.respond = func(r []byte) []fakeReply {
+		if isFamilyRequest(r) {
+			return one(errorReply(r, syscall.ENOENT))
+		}
+		return one(errorReply(r, syscall.EPROTONOSUPPORT))
+	}
+	if _, err := i.GetServices(); !errors.Is(err, ErrNotSupported) {
+		t.Errorf("the module is gone: %v", err)
+	}
+	// It stays for ever: bounded.
+	k.respond = func(r []byte) []fakeReply {
+		if isFamilyRequest(r) {
+			return one(familyReply(r, fakeFamily))
+		}
+		return one(errorReply(r, syscall.EPROTONOSUPPORT))
+	}
+	must(t, i.SetTimeout(30*time.Millisecond))
+	if _, err := i.GetServices(); err != syscall.EPROTONOSUPPORT {
+		t.Errorf("the module stays: %v", err)
+	}
+}
+
+// The reason why IPVS could not be loaded reaches the caller, and the log once.
+func TestNotSupportedSaysWhy(t *testing.T) {
+	var log strings.Builder
+	logrus.SetOutput(&log)
+	defer logrus.SetOutput(os.Stderr)
+	warned.Store(false)
+	defer warned.Store(false)
+	reason := errors.New("modprobe ip_vs: exit status 1")
+	for range 2 {
+		err := notSupported(reason)
+		if !errors.Is(err, ErrNotSupported) || !errors.Is(err, reason) || err.Error() != ErrNotSupported.Error()+": "+reason.Error() {
+			t.Errorf("got %v", err)
+		}
+	}
+	if text := log.String(); strings.Count(text, "level=warning") != 1 || !strings.Contains(text, `: modprobe ip_vs: exit status 1"`) {
+		t.Errorf("logged %s", text)
+	}
+	if err := notSupported(nil); err != ErrNotSupported {
+		t.Errorf("without a reason: %v", err)
+	}
+}
+
+// modprobe is a program that leaves a child behind with its output open, fails
+// with and without words, or is not there.
+func TestModprobe(t *testing.T) {
+	if !mayLoadModules() {
+		t.Skip("SKIP: needs the right to load modules, without which modprobe is never run")
+	}
+	folder := t.TempDir()
+	t.Setenv("PATH", folder+":/usr/bin:/bin")
+	script := func(text string) {
+		must(t, os.WriteFile(folder+"/modprobe", []byte("#!/bin/sh\n"+text+"\n"), 0o755))
+	}
+	script("sleep 300 & exit 0")
+	start := time.Now()
+	if err := modprobe(); err != nil || time.Since(start) > 20*time.Second {
+		t.Errorf("a child left behind: %v after %v", err, time.Since(start))
+	}
+	script("exit 1")
+	if err := modprobe(); err == nil || err.Error() != "modprobe ip_vs: exit status 1" {
+		t.Errorf("without words: %v", err)
+	}
+	script("echo no such module; exit 1")
+	if err := modprobe(); err == nil || err.Error() != "modprobe ip_vs: exit status 1: no such module" {
+		t.Errorf("with words: %v", err)
+	}
+	must(t, os.Remove(folder+"/modprobe"))
+	t.Setenv("PATH", folder)
+	if err := modprobe(); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("not there: %v", err)
+	}
 }

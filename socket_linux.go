@@ -3,9 +3,10 @@ package ipvs
 // This file has the descriptor: send, receive, wait, close.
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -13,33 +14,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sendTimeout bounds the wait for room to send a request. The kernel works a
-// request off while it is being sent, so there is no wait in practice.
+// sendTimeout bounds the wait for room to send a request. The kernel handles a
+// request while it is being sent, so in practice there is no wait.
 const sendTimeout = 30 * time.Second
+
+// pollSlice is how long a call waits at most before it looks whether the socket
+// was closed.
+const pollSlice = 20 * time.Millisecond
 
 // Sizes of the buffer for replies. The kernel makes each part of a dump as
 // large as the largest buffer that the socket ever read with, up to 32 KiB, and
 // clears it first: for the few destinations of a service that costs more than
-// all the rest. So much is the least that it makes with pages of 4 KiB; where it
-// makes them larger, the buffer grows.
+// everything else. The small size is the least that the kernel makes with pages of
+// 4 KiB; where pages are larger, the buffer grows.
 const (
 	smallBuffer = 3776
 	largeBuffer = 32768
 )
 
 // socket is a non-blocking generic netlink socket. It is not safe for concurrent
-// use, but for close, which may come at any time.
+// use, except for close and withFD, which may be called at any time.
 //
-// Almost always the kernel has answered when sendmsg returns, and no wait is
-// needed. Only a socket that has to wait joins Go's poller, which has deadlines,
-// and ends the wait when the socket is closed: to be in it costs every message
-// some hundred instructions.
+// The kernel has almost always answered when sendmsg returns, so waiting is rare
+// and costs a thread: Go's poller would cost every message some hundred
+// instructions.
 type socket struct {
-	portID uint32 // the socket's netlink address; the kernel puts it into every reply
+	portID uint32 // the socket's netlink address, which the kernel puts into every reply
 	in     []byte // what replies are read into
 	source source
 
-	// lateReplies: an exchange was given up, what is queued may belong to it.
+	// lateReplies: an exchange was abandoned, so what is queued may belong to it.
 	lateReplies bool
 	// errorText: wantErrorText was called.
 	errorText bool
@@ -48,11 +52,12 @@ type socket struct {
 	sendmsg func(fd int, b []byte) error
 	recvmsg func(fd int, b []byte) (n int, from uint32, err error)
 
-	// mu keeps the descriptor open during a system call.
-	mu     sync.Mutex
+	// refs counts the users of the descriptor, of which the open socket itself is
+	// one. The last to leave closes it, so no system call ever sees a descriptor that
+	// the process has reused.
 	fd     int
-	closed bool
-	file   *os.File // owns fd once the socket is in the poller; nil before
+	refs   atomic.Int32
+	closed atomic.Bool
 }
 
 // openSocket opens a socket in the network namespace of the calling thread.
@@ -61,7 +66,7 @@ func openSocket() (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: opening a netlink socket: %w", err)
 	}
-	portID, err := configure(fd)
+	portID, err := bind(fd)
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -69,8 +74,8 @@ func openSocket() (*socket, error) {
 	return newSocket(fd, portID), nil
 }
 
-// configure binds the socket and returns the port id that the kernel chose.
-func configure(fd int) (portID uint32, err error) {
+// bind binds the socket and returns the port ID that the kernel chose.
+func bind(fd int) (portID uint32, err error) {
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, fmt.Errorf("ipvs: binding the netlink socket: %w", err)
 	}
@@ -87,21 +92,22 @@ func configure(fd int) (portID uint32, err error) {
 
 // newSocket makes a socket of a non-blocking descriptor, which it takes over.
 func newSocket(fd int, portID uint32) *socket {
-	s := &socket{fd: fd, portID: portID, in: make([]byte, smallBuffer), sendmsg: sendmsg}
+	s := &socket{fd: fd, portID: portID, sendmsg: sendmsg}
 	s.recvmsg = s.source.recvmsg
+	s.refs.Store(1)
 	return s
 }
 
 func sendmsg(fd int, b []byte) error { return unix.Send(fd, b, 0) }
 
-// source is where the kernel says whose message it is.
+// source holds the peer address that recvfrom fills in.
 type source struct {
 	address unix.RawSockaddrNetlink
 	size    uint32
 }
 
 // recvmsg returns the length of the datagram, even if that is more than fits,
-// and the port id of its sender. unix.Recvfrom does the same with two
+// and the port ID of its sender. unix.Recvfrom does the same with two
 // allocations.
 func (s *source) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	s.size = unix.SizeofSockaddrNetlink
@@ -113,32 +119,44 @@ func (s *source) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	return int(r), s.address.Pid, nil
 }
 
-// close closes the socket; calls under way end with ErrClosed.
+// close closes the socket and returns at once. Ongoing calls end with ErrClosed;
+// one that is inside the kernel keeps the descriptor open until it returns.
 func (s *socket) close() {
-	s.mu.Lock()
-	closed, file := s.closed, s.file
-	s.closed = true
-	s.mu.Unlock()
-	switch {
-	case closed:
-	case file != nil:
-		file.Close() // ends a wait
-	default:
-		unix.Close(s.fd) // nobody uses it: they look at closed first
+	if !s.closed.Swap(true) {
+		s.release()
+	}
+}
+
+// acquire returns the descriptor, which stays open until release.
+func (s *socket) acquire() (fd int, err error) {
+	for {
+		n := s.refs.Load()
+		if n == 0 || s.closed.Load() {
+			return -1, ErrClosed
+		}
+		if s.refs.CompareAndSwap(n, n+1) {
+			return s.fd, nil
+		}
+	}
+}
+
+func (s *socket) release() {
+	if s.refs.Add(-1) == 0 {
+		unix.Close(s.fd)
 	}
 }
 
 // withFD calls f with the descriptor, which stays open meanwhile.
 func (s *socket) withFD(f func(fd int) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return ErrClosed
+	fd, err := s.acquire()
+	if err != nil {
+		return err
 	}
-	return f(s.fd)
+	defer s.release()
+	return f(fd)
 }
 
-// wantErrorText asks for error replies that say in words what is wrong, and need
+// wantErrorText asks for error replies that say in words what is wrong and do
 // not echo the request. Kernels before 4.3 and 4.12 do without.
 func (s *socket) wantErrorText() error {
 	if s.errorText {
@@ -165,95 +183,75 @@ func (s *socket) buffers() (receive, send int) {
 	return receive, send
 }
 
-// pollable returns the socket as it is in Go's pollable, where it can wait.
-func (s *socket) pollable() (*os.File, syscall.RawConn, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, nil, ErrClosed
+// send sends b, one or more whole requests, as one datagram. The kernel handles
+// the requests before it returns, however long that takes. What an abandoned
+// exchange left over is discarded first, which may take as long as drainTimeout.
+func (s *socket) send(b []byte, drainTimeout time.Duration) error {
+	if s.lateReplies {
+		if err := s.drain(time.Now().Add(drainTimeout)); err != nil && (isDump(b) || err != errEarlierList) {
+			return err
+		}
 	}
-	if s.file == nil {
-		s.file = os.NewFile(uintptr(s.fd), "netlink")
-	}
-	raw, err := s.file.SyscallConn()
-	return s.file, raw, err
-}
-
-// send sends b, one or more whole requests, as one datagram.
-func (s *socket) send(b []byte) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return ErrClosed
-	}
-	err := s.trySend(s.fd, b)
-	s.mu.Unlock()
-	if err == unix.EAGAIN {
-		return s.sendWaiting(b)
-	}
-	return err
-}
-
-// sendWaiting is send for a socket that has no room now.
-func (s *socket) sendWaiting(b []byte) error {
-	file, raw, err := s.pollable()
+	fd, err := s.acquire()
 	if err != nil {
 		return err
 	}
-	if err := file.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return err
-	}
-	waitErr := raw.Write(func(fd uintptr) bool {
-		err = s.trySend(int(fd), b)
-		return err != unix.EAGAIN
-	})
-	if waitErr != nil {
-		return waitErr
-	}
-	return err
-}
-
-func (s *socket) trySend(fd int, b []byte) error {
+	defer s.release()
+	var deadline time.Time
 	for {
-		if err := s.sendmsg(fd, b); err != unix.EINTR {
+		err := s.sendmsg(fd, b)
+		switch err {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+		default:
+			return err
+		}
+		if deadline.IsZero() {
+			deadline = time.Now().Add(sendTimeout)
+		}
+		if err := s.wait(fd, unix.POLLOUT, deadline); err == os.ErrDeadlineExceeded {
+			return fmt.Errorf("ipvs: no room to send a request within %v: %w", sendTimeout, err)
+		} else if err != nil {
 			return err
 		}
 	}
 }
 
 // receive returns one datagram that the kernel sent; it is valid until the next
-// call. If none is there the error is EAGAIN.
+// call. If there is none the error is EAGAIN.
 func (s *socket) receive() ([]byte, error) {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil, ErrClosed
-	}
-	datagram, err := s.tryReceive(s.fd)
-	s.mu.Unlock()
-	return datagram, err
-}
-
-// receiveUntil is receive, but waits for a datagram until the deadline.
-func (s *socket) receiveUntil(deadline time.Time) (datagram []byte, err error) {
-	file, raw, err := s.pollable()
+	fd, err := s.acquire()
 	if err != nil {
 		return nil, err
 	}
-	if err := file.SetReadDeadline(deadline); err != nil {
-		return nil, err
-	}
-	waitErr := raw.Read(func(fd uintptr) bool {
-		datagram, err = s.tryReceive(int(fd))
-		return err != unix.EAGAIN
-	})
-	if waitErr != nil {
-		return nil, waitErr
-	}
+	datagram, err := s.read(fd)
+	s.release()
 	return datagram, err
 }
 
-func (s *socket) tryReceive(fd int) ([]byte, error) {
+// receiveUntil is like receive, but waits for a datagram until the deadline.
+func (s *socket) receiveUntil(deadline time.Time) ([]byte, error) {
+	fd, err := s.acquire()
+	if err != nil {
+		return nil, err
+	}
+	defer s.release()
+	for {
+		datagram, err := s.read(fd)
+		if err != unix.EAGAIN {
+			return datagram, err
+		}
+		if err := s.wait(fd, unix.POLLIN, deadline); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *socket) read(fd int) ([]byte, error) {
+	if s.in == nil {
+		s.in = make([]byte, smallBuffer)
+	}
 	for {
 		n, from, err := s.recvmsg(fd, s.in)
 		if err == unix.EINTR {
@@ -263,7 +261,7 @@ func (s *socket) tryReceive(fd int) ([]byte, error) {
 			return nil, err
 		}
 		// Other processes can send to this socket too. Only the kernel's address is 0.
-		// It counts as an empty datagram: the caller knows when to stop.
+		// A message of theirs counts as an empty datagram: the caller knows when to stop.
 		if from != 0 {
 			return s.in[:0], nil
 		}
@@ -275,17 +273,47 @@ func (s *socket) tryReceive(fd int) ([]byte, error) {
 	}
 }
 
-// drain reads away what an exchange that was given up left behind: late
-// replies, and the rest of a dump, during which the kernel takes no other. What
-// it cannot get rid of is left to the sequence numbers.
-func (s *socket) drain(end time.Time) {
-	for s.lateReplies && time.Now().Before(end) {
-		switch _, err := s.receive(); err {
-		case nil, errTruncated, unix.ENOBUFS:
-		case unix.EAGAIN:
-			s.lateReplies = false
-		default:
-			return
+// wait waits until the descriptor is ready for events. On timeout the error is
+// os.ErrDeadlineExceeded.
+func (s *socket) wait(fd int, events int16, deadline time.Time) error {
+	for {
+		left := time.Until(deadline)
+		switch {
+		case s.closed.Load():
+			return ErrClosed
+		case left <= 0:
+			return os.ErrDeadlineExceeded
+		}
+		ready := []unix.PollFd{{Fd: int32(fd), Events: events}}
+		slice := (min(left, pollSlice) + time.Millisecond - 1) / time.Millisecond
+		switch n, err := unix.Poll(ready, int(slice)); {
+		case err != nil && err != unix.EINTR:
+			return fmt.Errorf("ipvs: waiting for the kernel: %w", err)
+		case n > 0:
+			return nil
 		}
 	}
+}
+
+// errEarlierList reports that the rest of an abandoned list could not be read in
+// time, during which the kernel takes no request for another one.
+var errEarlierList = fmt.Errorf("ipvs: an earlier list that was abandoned has not ended yet: %w", os.ErrDeadlineExceeded)
+
+// drain discards replies left over from an abandoned exchange: late ones, and
+// the rest of a list. What it cannot discard before the deadline is left to the
+// sequence numbers, except that no other list can be requested.
+func (s *socket) drain(deadline time.Time) error {
+	for time.Now().Before(deadline) {
+		switch _, err := s.receive(); {
+		case err == unix.EAGAIN:
+			s.lateReplies = false
+			return nil
+		case err == nil, err == errTruncated, err == unix.ENOBUFS:
+		case errors.Is(err, ErrClosed):
+			return err
+		default:
+			return nil // the request to come will tell
+		}
+	}
+	return errEarlierList
 }

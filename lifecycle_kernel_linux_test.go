@@ -1,0 +1,202 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The life of a handle where the kernel, the module or the process is in the way.
+
+// Handles that are dropped without Close leave no descriptor, both sockets of
+// each.
+func TestKernelDroppedHandles(t *testing.T) {
+	needKernel(t)
+	ns := newNamespace(t)
+	before := len(descriptors(t))
+	for n := range 200 {
+		i, err := NewAt(ns)
+		must(t, err)
+		if n%2 == 0 {
+			must(t, i.NewService(ipv4Service(n)))
+		}
+		if bulk := i.bulkSocket(); n%3 == 0 && bulk == i.socket {
+			t.Fatal("no second socket")
+		}
+	}
+	for deadline := time.Now().Add(trafficTimeout); ; {
+		runtime.GC()
+		now := len(descriptors(t))
+		if now <= before {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors, %d before", now, before)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// After a list that timed out no call ends with a bare EBUSY.
+func TestKernelListAfterAbandonedList(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	var b Batch
+	for n := range 3000 {
+		b.NewService(ipv4Service(n))
+	}
+	must(t, i.Do(&b))
+	counts := map[string]int{}
+	for n := range 200 {
+		must(t, i.SetTimeout(100*time.Microsecond))
+		if n%10 == 9 {
+			must(t, i.SetTimeout(time.Minute))
+		}
+		got, err := i.GetServices()
+		switch {
+		case err == nil && len(got) == 3000:
+			counts["listed"]++
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			counts["timed out"]++
+		case err == nil:
+			counts["incomplete"]++ // kernels from 7 on, while the table is rebuilt
+		default:
+			t.Fatalf("list %d: %v", n, err)
+		}
+		if err := i.UpdateService(ipv4Service(n)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("change %d: %v", n, err)
+		}
+	}
+	t.Log(counts)
+	if counts["listed"] < 10 {
+		t.Errorf("only %v", counts)
+	}
+}
+
+// The kernel runs modprobe inside sendmsg, which no time-out of ours can end. But
+// Close returns at once, and the call ends with ErrClosed when the kernel is done.
+func TestModuleCloseWhileKernelLoads(t *testing.T) {
+	needVM(t)
+	i, _ := newKernelHandle(t)
+	const program = "/proc/sys/kernel/modprobe"
+	before, err := os.ReadFile(program)
+	must(t, err)
+	slow := filepath.Join(t.TempDir(), "slow")
+	must(t, os.WriteFile(slow, []byte("#!/bin/sh\nsleep 3\nexit 1\n"), 0o755))
+	must(t, os.WriteFile(program, []byte(slow), 0))
+	defer func() { must(t, os.WriteFile(program, before, 0)) }()
+
+	must(t, i.SetTimeout(100*time.Millisecond))
+	call := make(chan error, 1)
+	start := time.Now()
+	go func() { call <- i.NewService(serviceWith(1, "nosuch")) }()
+	time.Sleep(500 * time.Millisecond)
+	select {
+	case err := <-call:
+		t.Fatalf("the call ended with %v before it could be closed", err)
+	default:
+	}
+	closing := time.Now()
+	i.Close()
+	if took := time.Since(closing); took > 400*time.Millisecond {
+		t.Errorf("Close took %v", took)
+	}
+	if err := <-call; err != ErrClosed || time.Since(start) < 2*time.Second {
+		t.Errorf("the call ended with %v after %v", err, time.Since(start))
+	}
+}
+
+// While the module is being unloaded lists end as if it were gone, or load it
+// again.
+func TestModuleListsWhileUnloading(t *testing.T) {
+	needVM(t)
+	unloadIPVS(t)
+	defer loadIPVS(t)
+	counts := map[string]int{}
+	for round := range times(3, 50) {
+		loadIPVS(t)
+		i, err := New("")
+		must(t, err)
+		stop, done := make(chan struct{}), make(chan error)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				time.Sleep(time.Millisecond)
+				switch _, err := i.GetServices(); {
+				case err == nil:
+					counts["listed"]++
+				case errors.Is(err, ErrNotSupported):
+					counts["gone"]++
+				default:
+					done <- err
+					return
+				}
+			}
+		}()
+		time.Sleep(time.Duration(round%5) * 3 * time.Millisecond)
+		unloadIPVS(t)
+		close(stop)
+		if err := <-done; err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
+		i.Close()
+	}
+	t.Log(counts)
+	if counts["listed"] == 0 {
+		t.Error("nothing was ever listed")
+	}
+}
+
+// A netmask that is no prefix length of IPv6 is named, in every call and for
+// firewall marks, and nothing is sent. What is one is read back.
+func TestKernelIPv6Netmask(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	address := Service{Address: []byte("\x20\x01\x0d\xb8\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}
+	mark := Service{FWMark: 7, AddressFamily: unix.AF_INET6, SchedName: RoundRobin}
+	for _, s := range []Service{address, mark} {
+		must(t, i.NewService(&s))
+		for _, netmask := range []uint32{129, 0x00FFFFFF, 0xFFFFFFFF, 0xFFFFFF00} {
+			s.Netmask = netmask
+			var b Batch
+			b.NewService(&s)
+			b.UpdateService(&s)
+			for name, err := range map[string]error{"NewService": i.NewService(&s), "UpdateService": i.UpdateService(&s), "Do": i.Do(&b)} {
+				if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), fmt.Sprintf("netmask %d", netmask)) {
+					t.Errorf("%s with netmask %#x: %v", name, netmask, err)
+				}
+			}
+			if got := mustGet(i.GetService(&s))(t); got.Netmask != 128 {
+				t.Fatalf("netmask %d after an update that was refused", got.Netmask)
+			}
+		}
+		for want := uint32(1); want <= 128; want++ {
+			s.Netmask = want
+			must(t, i.UpdateService(&s))
+			if got := mustGet(i.GetService(&s))(t); got.Netmask != want {
+				t.Errorf("netmask %d is read back as %d", want, got.Netmask)
+			}
+		}
+	}
+	// No IPv4 value is refused or changed.
+	s := *ipv4Service(1)
+	must(t, i.NewService(&s))
+	for _, want := range []uint32{0, 1, 24, 32, 0x00FFFFFF, 0xFFFFFF00, 0xFFFFFFFF, 0x12345678} {
+		s.Netmask = want
+		must(t, i.UpdateService(&s))
+		if got := mustGet(i.GetService(&s))(t); got.Netmask != want {
+			t.Errorf("netmask %#x is read back as %#x", want, got.Netmask)
+		}
+	}
+}
