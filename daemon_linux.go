@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DaemonState says which of the two synchronisation daemons is meant.
+// DaemonState selects one of the two synchronization daemons.
 type DaemonState uint32
 
 const (
-	// DaemonMaster sends the connections of this host (IP_VS_STATE_MASTER).
+	// DaemonMaster sends this host's connections (IP_VS_STATE_MASTER).
 	DaemonMaster DaemonState = 1
 
-	// DaemonBackup takes those of another (IP_VS_STATE_BACKUP).
+	// DaemonBackup receives the connections of other hosts (IP_VS_STATE_BACKUP).
 	DaemonBackup DaemonState = 2
 )
 
-// String returns the state in ipvsadm's words, "master" or "backup".
+// String returns the state as ipvsadm prints it, "master" or "backup".
 func (s DaemonState) String() string {
 	switch s {
 	case DaemonMaster:
@@ -32,54 +32,54 @@ func (s DaemonState) String() string {
 	return fmt.Sprintf("state %d", uint32(s))
 }
 
-// Daemon is a connection synchronisation daemon: a thread of the kernel that
-// sends connections to other directors over multicast, or takes them, so that
-// one can go on where another stopped. A network namespace can have one of each
-// state.
+// Daemon is a connection synchronization daemon: a kernel thread that sends
+// connections to other directors over multicast, or receives them, so that one
+// director can take over from another. A network namespace can have one daemon of
+// each state.
 type Daemon struct {
-	// State says which one it is (IPVS_DAEMON_ATTR_STATE).
+	// State is DaemonMaster or DaemonBackup (IPVS_DAEMON_ATTR_STATE).
 	State DaemonState
 
 	// MulticastInterface is the network interface, of at most 15 bytes
 	// (IPVS_DAEMON_ATTR_MCAST_IFN).
 	MulticastInterface string
 
-	// SyncID tells groups of directors apart, 0 to 255; a backup with 0 takes the
-	// connections of all (IPVS_DAEMON_ATTR_SYNC_ID).
+	// SyncID identifies a group of directors, 0 to 255; a backup with 0 accepts the
+	// connections of all groups (IPVS_DAEMON_ATTR_SYNC_ID).
 	SyncID uint32
 
-	// SyncMaxLen is the largest message in bytes; 0 fits a packet of 1500 bytes for a
-	// master, and the interface's MTU for a backup; what is too large is cut
-	// (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
+	// SyncMaxLen is the largest message in bytes. 0 stands for what fits into a packet
+	// of 1500 bytes for a master, and into the interface's MTU for a backup. The kernel
+	// reduces values that are too large (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
 	SyncMaxLen uint16
 
-	// MulticastGroup is the group to send to, IPv4 or IPv6; nil for 224.0.0.81
+	// MulticastGroup is the multicast group, IPv4 or IPv6; nil means 224.0.0.81
 	// (IPVS_DAEMON_ATTR_MCAST_GROUP, IPVS_DAEMON_ATTR_MCAST_GROUP6).
 	MulticastGroup net.IP
 
-	// MulticastPort is the UDP port, in host byte order; 0 for 8848
+	// MulticastPort is the UDP port, in host byte order; 0 means 8848
 	// (IPVS_DAEMON_ATTR_MCAST_PORT).
 	MulticastPort uint16
 
-	// MulticastTTL is how many hops messages go; 0 for 1 (IPVS_DAEMON_ATTR_MCAST_TTL).
+	// MulticastTTL is the TTL of messages; 0 means 1 (IPVS_DAEMON_ATTR_MCAST_TTL).
 	MulticastTTL uint8
 }
 
 const (
 	interfaceNameMaxLen = 16  // IP_VS_IFNAME_MAXLEN
-	maxSyncID           = 255 // as wide as it is in the messages
+	maxSyncID           = 255 // the daemon's messages have one byte for it
 )
 
-// NewDaemon starts a synchronisation daemon (IPVS_CMD_NEW_DAEMON). The kernel
-// refuses with EEXIST if one of that state runs, with ENODEV if there is no such
-// interface, and with EINVAL if there are destinations of another address family
-// than their service: the messages have no room for them.
+// NewDaemon starts a synchronization daemon (IPVS_CMD_NEW_DAEMON). The kernel returns
+// EEXIST if a daemon of that state is running, ENODEV if there is no such interface,
+// and EINVAL if there are destinations of another address family than their
+// service, which the daemon's messages cannot carry.
 func (i *Handle) NewDaemon(d *Daemon) error {
 	return i.call(cmdNewDaemon, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillDaemon(b, d) }, nil)
 }
 
 // DelDaemon stops the synchronization daemon of that state (IPVS_CMD_DEL_DAEMON).
-// The kernel refuses with ESRCH if none runs.
+// The kernel returns ESRCH if none is running.
 func (i *Handle) DelDaemon(state DaemonState) error {
 	if err := i.lock(); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (f *fenced) take(m *message) (done bool, err error) {
 	return false, err
 }
 
-// GetDaemons returns the synchronisation daemons that run: none, one or two
+// GetDaemons returns the running synchronization daemons: none, one or two
 // (IPVS_CMD_GET_DAEMON).
 func (i *Handle) GetDaemons() ([]*Daemon, error) {
 	var daemons daemonList
@@ -178,7 +178,7 @@ func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
 	b = appendUint32(b, daemonAttrState, uint32(d.State))
 	b = appendString(b, daemonAttrInterface, d.MulticastInterface)
 	b = appendUint32(b, daemonAttrSyncID, d.SyncID)
-	// What is 0 is the kernel's to choose.
+	// Attributes left out are chosen by the kernel.
 	if d.SyncMaxLen != 0 {
 		b = appendUint16(b, daemonAttrSyncMaxLen, d.SyncMaxLen)
 	}
@@ -194,7 +194,7 @@ func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
 		b = appendBytes(b, attr, address)
 	}
 	if d.MulticastPort != 0 {
-		b = appendUint16(b, daemonAttrPort, d.MulticastPort) // of all ports the one in host byte order
+		b = appendUint16(b, daemonAttrPort, d.MulticastPort) // unlike other ports, in host byte order
 	}
 	if d.MulticastTTL != 0 {
 		b = appendUint8(b, daemonAttrTTL, d.MulticastTTL)

@@ -1,31 +1,28 @@
 package ipvs
 
-// This file is the fast path of decoding.
+// This file has the fast path of decoding. Known kernels send the attributes in a
+// fixed order, so values can be read at fixed offsets; anything else takes the
+// general decoder, with the same result.
+//
+// The functions that compare headers have no branches: they collect the bits in
+// which the headers differ from the expected ones, and 0 means that they are equal.
 
 import "encoding/binary"
 
-// The attributes of a service or a destination are all there, in the order in
-// which every kernel so far sends them: then their values are at known places,
-// and need not be looked for one by one. What is laid out otherwise is read
-// attribute by attribute; the result is the same.
-//
-// The functions that tell have no branches: they gather the bits in which the
-// headers differ from the expected ones, and 0 says that none does.
-
-// Sizes of what is laid out as expected, in bytes.
+// Sizes of the fixed layouts, in bytes.
 const (
 	statsSize   = 3*8 + 2*12 + 5*8
 	stats64Size = 10 * 12
 
-	// A service has a head and a tail, with the scheduler's name of any length between.
+	// A service has a head and a tail, with the scheduler's name between them.
 	serviceHeadSize = 8 + 8 + 20 + 8
 	serviceTailSize = 12 + 8 + 8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
 
 	destinationSize = 20 + 12*8 + attrHdrLen + statsSize + attrHdrLen + stats64Size
 )
 
-// headerDiff compares the header that b begins with to that of an attribute of the
-// type, with a value of so many bytes.
+// headerDiff compares the header at the start of b with that of an attribute of
+// type typ with a value of valueLen bytes.
 func headerDiff(b []byte, typ uint16, valueLen int) uint32 {
 	return native.Uint32(b) ^ attrHdr(typ, valueLen)
 }
@@ -67,7 +64,7 @@ func destinationDiff(b *[destinationSize]byte) uint32 {
 		stats64Diff((*[stats64Size]byte)(b[212:]))
 }
 
-// The counters come in the order of their numbers; bytes have 64 bits in both.
+// The counters are in the order of their numbers; bytes have 64 bits in both sets.
 func statsDiff(b *[statsSize]byte) uint32 {
 	return headerDiff(b[0:], statsAttrConnections, 4) |
 		headerDiff(b[8:], statsAttrPacketsIn, 4) |
@@ -94,19 +91,19 @@ func stats64Diff(b *[stats64Size]byte) uint32 {
 		headerDiff(b[108:], statsAttrBPSOut, 8)
 }
 
-// decodeFixed reads a service whose attributes are laid out as expected, and
-// tells whether they are. The address is that in the message.
+// decodeFixed decodes a service with the fixed layout; ok reports whether it has
+// that. The address is that in the message.
 func (s *Service) decodeFixed(b []byte) (address []byte, ok bool) {
 	const head = serviceHeadSize
 	if len(b) < head+attrHdrLen || serviceHeadDiff((*[head]byte)(b)) != 0 || native.Uint16(b[head+2:]) != svcAttrSchedName {
 		return nil, false
 	}
 	size := int(native.Uint16(b[head:]))
-	behind := head + align(size)
-	if size < attrHdrLen || len(b) != behind+serviceTailSize {
+	after := head + align(size)
+	if size < attrHdrLen || len(b) != after+serviceTailSize {
 		return nil, false
 	}
-	tail := (*[serviceTailSize]byte)(b[behind:])
+	tail := (*[serviceTailSize]byte)(b[after:])
 	if serviceTailDiff(tail) != 0 {
 		return nil, false
 	}
@@ -122,8 +119,8 @@ func (s *Service) decodeFixed(b []byte) (address []byte, ok bool) {
 	return b[20:36], true
 }
 
-// decodeFixed reads a destination whose attributes are laid out as expected, and
-// tells whether they are. The address is that in the message.
+// decodeFixed decodes a destination with the fixed layout; ok reports whether it
+// has that. The address is that in the message.
 func (d *Destination) decodeFixed(attrs []byte) (address []byte, ok bool) {
 	if len(attrs) != destinationSize {
 		return nil, false
@@ -149,7 +146,7 @@ func (d *Destination) decodeFixed(attrs []byte) (address []byte, ok bool) {
 	return attrs[attrHdrLen:20], true
 }
 
-// decodeFixed reads 32-bit counters that are laid out as expected.
+// decodeFixed decodes 32-bit counters with the fixed layout.
 func (s *SvcStats) decodeFixed(b *[statsSize]byte) {
 	s.Connections = native.Uint32(b[4:])
 	s.PacketsIn = native.Uint32(b[12:])
@@ -163,7 +160,7 @@ func (s *SvcStats) decodeFixed(b *[statsSize]byte) {
 	s.BPSOut = native.Uint32(b[84:])
 }
 
-// decodeFixed reads 64-bit counters that are laid out as expected.
+// decodeFixed decodes 64-bit counters with the fixed layout.
 func (s *Stats64) decodeFixed(b *[stats64Size]byte) {
 	s.Connections = native.Uint64(b[4:])
 	s.PacketsIn = native.Uint64(b[16:])

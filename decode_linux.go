@@ -20,7 +20,7 @@ import (
 //	}
 //	return a.err
 //
-// The first thing that is not as it should be ends the walk and stays in err.
+// The first malformed attribute ends the walk, and err says why.
 type attributes struct {
 	level   []byte
 	typ     uint16
@@ -31,7 +31,7 @@ type attributes struct {
 
 // next moves to the next attribute and reports whether there is one.
 func (a *attributes) next() bool {
-	rest := a.level[min(a.after, len(a.level)):] // the padding after the last attribute may be missing
+	rest := a.level[min(a.after, len(a.level)):] // padding after the last attribute is optional
 	if len(rest) < attrHdrLen {
 		return a.finish(len(rest), 0)
 	}
@@ -45,7 +45,7 @@ func (a *attributes) next() bool {
 	return true
 }
 
-// finish ends the walk, with an error if it does not end where an attribute does.
+// finish ends the walk, with an error unless it ends where an attribute does.
 func (a *attributes) finish(left, size int) bool {
 	switch {
 	case left == 0 || a.err != nil:
@@ -110,14 +110,14 @@ func (a *attributes) uint64() uint64 {
 	return native.Uint64(a.level[a.at:])
 }
 
-// nest ends the walk if something went wrong inside a nested attribute.
+// nest ends the walk if a nested attribute is malformed.
 func (a *attributes) nest(err error) {
 	if err != nil && a.err == nil {
 		a.err, a.after = err, len(a.level)
 	}
 }
 
-// text reads a string up to its NUL.
+// text returns a string up to its NUL.
 func (a *attributes) text() []byte { return text(a.value()) }
 
 func text(value []byte) []byte {
@@ -129,10 +129,11 @@ func text(value []byte) []byte {
 	return value
 }
 
-// nested returns the attribute typ of the first level; what names it where it is missing.
+// nested returns the value of the first-level attribute typ. If it is missing, the
+// error calls it what.
 func nested(body []byte, typ uint16, what string) (value []byte, err error) {
 	if len(body) >= attrHdrLen && headerDiff(body, typ, len(body)-attrHdrLen) == 0 {
-		return body[attrHdrLen:], nil // the only one: so the kernel sends it
+		return body[attrHdrLen:], nil // the only attribute, as the kernel sends it
 	}
 	a := attributes{level: body}
 	for a.next() {
@@ -146,7 +147,7 @@ func nested(body []byte, typ uint16, what string) (value []byte, err error) {
 	return value, a.err
 }
 
-// parseService reads the service in a message into s.
+// parseService decodes the service in a message into s.
 func parseService(body []byte, s *Service, mem *addresses) error {
 	attrs, err := nested(body, cmdAttrService, "service")
 	if err != nil {
@@ -202,7 +203,8 @@ func assembleService(attrs []byte, s *Service, mem *addresses) error {
 	return s.setAddress(address, mem)
 }
 
-// setAddress sets the address, which only a firewall-mark service does not have.
+// setAddress sets the address, which every service has except for firewall-mark
+// services.
 func (s *Service) setAddress(address []byte, mem *addresses) (err error) {
 	if s.AddressFamily != unix.AF_INET && s.AddressFamily != unix.AF_INET6 {
 		return fmt.Errorf("ipvs: malformed reply: a service of address family %d", s.AddressFamily)
@@ -213,7 +215,7 @@ func (s *Service) setAddress(address []byte, mem *addresses) (err error) {
 	return err
 }
 
-// parseDestination reads the destination in a message into d.
+// parseDestination decodes the destination in a message into d.
 func parseDestination(body []byte, d *Destination, mem *addresses) error {
 	attrs, err := nested(body, cmdAttrDest, "destination")
 	if err != nil {
@@ -284,9 +286,9 @@ func (d *Destination) setAddress(address []byte, mem *addresses) (err error) {
 	return err
 }
 
-// getIPFamily tells the family of a destination's address as kernels before
-// 3.18 send it: 16 bytes, and no word of the family. Four bytes that are not
-// all zero with only zeros behind them are IPv4.
+// getIPFamily returns the family of a destination's address as kernels before 3.18
+// send it: 16 bytes without a family. If only the first four bytes are not zero,
+// it is an IPv4 address.
 func getIPFamily(address []byte) (uint16, error) {
 	if len(address) < net.IPv4len {
 		return 0, fmt.Errorf("ipvs: malformed reply: an address of %d bytes", len(address))
@@ -310,7 +312,7 @@ func isZero(b []byte) bool {
 	return true
 }
 
-// assembleStats reads the 32-bit counters.
+// assembleStats decodes the 32-bit counters.
 func assembleStats(attrs []byte, s *SvcStats) error {
 	a := attributes{level: attrs}
 	for a.next() {
@@ -340,7 +342,7 @@ func assembleStats(attrs []byte, s *SvcStats) error {
 	return a.err
 }
 
-// assembleStats64 reads the 64-bit counters, which kernels send from 4.1 on.
+// assembleStats64 decodes the 64-bit counters, which kernels from 4.1 on send.
 func assembleStats64(attrs []byte, s *Stats64) error {
 	a := attributes{level: attrs}
 	for a.next() {
@@ -386,7 +388,7 @@ func (s SvcStats) widen() Stats64 {
 	}
 }
 
-// parseConfig reads the timeouts, which the kernel gives in seconds.
+// parseConfig decodes the timeouts, which the kernel sends in seconds.
 func parseConfig(body []byte) (Config, error) {
 	var c Config
 	a := attributes{level: body}
@@ -403,8 +405,8 @@ func parseConfig(body []byte) (Config, error) {
 	return c, a.err
 }
 
-// schedulerName returns the name as a string, without an allocation for those
-// that kernels have today.
+// schedulerName returns the name as a string, without an allocation for the
+// schedulers of current kernels.
 func schedulerName(name []byte) string {
 	switch string(name) {
 	case RoundRobin:
@@ -439,13 +441,13 @@ func schedulerName(name []byte) string {
 	return string(name)
 }
 
-// addresses hands out memory for the addresses of an answer, many together.
+// addresses allocates the addresses of an answer, many at once.
 type addresses struct {
 	free  []byte
-	chunk int // how much was taken last
+	chunk int // size of the last allocation
 }
 
-// copyIP copies an address as the kernel sends it, 16 bytes whatever the family,
+// copyIP copies an address, which the kernel sends in 16 bytes whatever its family,
 // in the length of its family.
 func (m *addresses) copyIP(family uint16, address []byte) (net.IP, error) {
 	size := net.IPv6len

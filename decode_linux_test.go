@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Row of SPEC section 3: weights are 32 bits wide.
+// weights are 32 bits wide.
 func TestRowWeight32Bits(t *testing.T) {
 	b := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(11, ne16(2)), attr(4, ne32(65537)))
 	var d Destination
@@ -20,7 +20,7 @@ func TestRowWeight32Bits(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: what a caller reads and writes back is complete.
+// what a caller reads and writes back is complete.
 func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	want := Service{Address: net.IP{10, 0, 0, 1}, Protocol: 17, Port: 5060, SchedName: "rr", PEName: "sip",
 		Flags: 1, Timeout: 60, Netmask: 0xFFFFFFFF, AddressFamily: 2}
@@ -43,7 +43,7 @@ func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: 32-bit counters wrap, so the 64-bit ones are read too.
+// 32-bit counters wrap, so the 64-bit ones are read too.
 func TestRowCounters64(t *testing.T) {
 	const big = 1<<32 + 7
 	stats := func(value func(v uint64) []byte) []byte {
@@ -81,7 +81,7 @@ func TestRowCounters64(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: a malformed or truncated reply panics in the original.
+// a malformed or truncated reply panics in the original.
 func TestRowMalformedReplies(t *testing.T) {
 	good := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(2, be16(80)), attr(11, ne16(2)), attr(4, ne32(1)), attr(10, attr(1, ne32(1))))
 	for n := range len(good) {

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// collector is a parser of an answer with any number of entries.
+// A collector is a parser of a list.
 type collector interface {
 	parser
-	reset(guess int) // with so many entries, maybe; before an answer is asked for again, too
+	reset(guess int) // before each request; guess is the expected number of entries
 	finish()         // after the whole answer
 	length() int
 }
 
-// dump sends a request for a list. If the kernel calls the answer inconsistent,
-// or a part was larger than the buffer, it is asked again, a few times. The key
-// is that of the service whose destinations are listed, and else zero.
+// dump requests a list. If the kernel marks the answer as inconsistent, or a part
+// was larger than the buffer, it requests the list again, a few times. key is that
+// of the service whose destinations are listed, otherwise zero.
 func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error {
 	if err := i.lock(); err != nil {
 		return err
@@ -69,23 +69,23 @@ func (i *Handle) bulkSocket() *socket {
 	return bulk
 }
 
-// list collects the services or destinations of an answer. They lie in memory
-// many together: a table of thousands would else be as many allocations.
+// list collects the services or destinations of an answer. Items are allocated in
+// slabs to avoid one allocation per entry.
 type list[T any] struct {
 	items     []*T
 	slab      []T
-	guess     int // how many items there will be; 0 if nobody knows
+	guess     int // expected number of items, or 0
 	addresses addresses
 }
 
-// maxSlab is the size of the largest slab, in bytes. It bounds what a caller keeps
-// who keeps one item; Go's allocator fills such blocks without a rest.
+// maxSlab is the size of the largest slab, in bytes. It bounds how much memory a
+// single item keeps alive.
 const maxSlab = 16 << 10
 
 // add adds the item in a message.
 func (l *list[T]) add(m *message, parse func([]byte, *T, *addresses) error) error {
 	if len(l.slab) == 0 {
-		// The messages of one answer are about as long: so many are in the datagram.
+		// The messages of one answer have about the same length.
 		n := max(1+m.left/(msgHdrLen+len(m.body)), l.guess-len(l.items))
 		l.items = slices.Grow(l.items, n)
 		l.slab = make([]T, min(n, maxSlab/int(unsafe.Sizeof(*new(T)))))
@@ -99,37 +99,37 @@ func (l *list[T]) add(m *message, parse func([]byte, *T, *addresses) error) erro
 	return nil
 }
 
-// reset forgets the items. So many are to come, 0 if nobody knows.
+// reset drops the items. guess is the expected number of new ones, or 0.
 func (l *list[T]) reset(guess int) { l.items, l.guess = nil, guess }
 
 func (l *list[T]) length() int { return len(l.items) }
 
 type serviceList struct{ list[Service] }
 
-// parse takes a message with a service.
+// parse adds the service in a message.
 func (l *serviceList) parse(m *message) error { return l.add(m, parseService) }
 
-// finish takes out the services that came twice.
+// finish drops services that were listed before.
 func (l *serviceList) finish() { l.items = dropDuplicates(l.items, keyOfService) }
 
 type destinationList struct {
 	list[Destination]
 }
 
-// parse takes a message with a destination.
+// parse adds the destination in a message.
 func (l *destinationList) parse(m *message) error { return l.add(m, parseDestination) }
 
-// finish takes out the destinations that came twice.
+// finish drops destinations that were listed before.
 func (l *destinationList) finish() { l.items = dropDuplicates(l.items, keyOfDestination) }
 
-// smallList is how many items are compared with each other in less time than an index
-// takes.
+// smallList is the number of items up to which comparing all pairs is faster than
+// an index.
 const smallList = 12
 
-// dropDuplicates takes out the items that came before. What is added to the table between
-// two parts of a list can bring entries of the earlier parts again. Kernels from 7
+// dropDuplicates removes items that were listed before. Changes to the table
+// between two parts of a list can make the kernel send entries again. Kernels from 7
 // on can send an entry twice even in one part: services while their table grows,
-// destinations that are deleted and come again.
+// and destinations that are deleted and added again.
 func dropDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) []*T {
 	if len(items) <= smallList && !hasDuplicates(items, keyOf) {
 		return items
@@ -139,7 +139,7 @@ func dropDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) []*T {
 	return slices.DeleteFunc(items, func(item *T) bool { return !seen.add(keyOf(item)) })
 }
 
-// hasDuplicates tells whether one of a few items comes hasDuplicates.
+// hasDuplicates reports whether one of at most smallList items is listed twice.
 func hasDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) bool {
 	var keys [smallList]K
 	for n, item := range items {

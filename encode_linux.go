@@ -21,8 +21,8 @@ import (
 // align rounds n up to the four bytes at which netlink starts headers and attributes.
 func align(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }
 
-// attrHdr returns an attribute's header as it lies in memory: the length with the
-// header, and the type.
+// attrHdr returns an attribute header (length including the header, and type) as
+// a native-endian uint32.
 func attrHdr(typ uint16, valueLen int) uint32 {
 	size := uint32(attrHdrLen + valueLen)
 	if isBigEndian {
@@ -31,8 +31,8 @@ func attrHdr(typ uint16, valueLen int) uint32 {
 	return uint32(typ)<<16 | size
 }
 
-// appendShort appends an attribute whose value has at most four bytes, which come
-// as they are to lie in memory: in one go that is half the work.
+// appendShort appends an attribute whose value has at most four bytes, given as
+// they are to lie in memory. Writing header and value at once halves the cost.
 func appendShort(b []byte, typ uint16, valueLen int, value uint32) []byte {
 	hdr := attrHdr(typ, valueLen)
 	if isBigEndian {
@@ -73,18 +73,18 @@ func appendBytes(b []byte, typ uint16, v []byte) []byte {
 // appendAddress appends an address of 4 or 16 bytes.
 func appendAddress(b []byte, typ uint16, address []byte) []byte {
 	if len(address) == net.IPv4len {
-		return appendUint32(b, typ, native.Uint32(address)) // the bytes as they lie there
+		return appendUint32(b, typ, native.Uint32(address)) // the bytes as they are
 	}
 	return appendBytes(b, typ, address)
 }
 
-// appendString appends s and the NUL that ends strings in the kernel.
+// appendString appends s with a terminating NUL.
 func appendString(b []byte, typ uint16, s string) []byte {
 	b = native.AppendUint32(b, attrHdr(typ, len(s)+1))
 	return pad(append(append(b, s...), 0), len(s)+1)
 }
 
-// pad fills up to the alignment after a value of n bytes.
+// pad appends the padding after a value of n bytes.
 func pad(b []byte, n int) []byte {
 	const zeros = "\x00\x00\x00"
 	if n%unix.NLA_ALIGNTO == 0 {
@@ -93,7 +93,7 @@ func pad(b []byte, n int) []byte {
 	return append(b, zeros[:align(n)-n]...)
 }
 
-// openNest begins a nested attribute; closeNest, given the offset returned, ends it.
+// openNest begins a nested attribute. closeNest ends it, given the returned offset.
 func openNest(b []byte, typ uint16) (_ []byte, start int) {
 	return native.AppendUint32(b, attrHdr(typ|unix.NLA_F_NESTED, 0)), len(b)
 }
@@ -102,8 +102,8 @@ func closeNest(b []byte, start int) {
 	native.PutUint16(b[start:], uint16(len(b)-start))
 }
 
-// serviceFamily returns the address family that s is sent with, and the address
-// in the length of that family; a firewall-mark service has none.
+// serviceFamily returns the address family of s, and its address in the length of
+// that family, or nil for a firewall-mark service.
 func serviceFamily(s *Service) (family uint16, address []byte, err error) {
 	if s.FWMark == 0 {
 		return familyOf(s.AddressFamily, s.Address, "service")
@@ -117,15 +117,15 @@ func serviceFamily(s *Service) (family uint16, address []byte, err error) {
 	return 0, nil, errUnknownFamily(s.AddressFamily)
 }
 
-// familyOf returns the family of an address, which must be the one that is
-// asked for unless that is 0, and the address in the length of the family.
+// familyOf returns the family of an address, and the address in the length of that
+// family. It is an error if the family is not the one asked for, unless that is 0.
 func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []byte, err error) {
 	switch len(address) {
 	case net.IPv4len:
 		family = unix.AF_INET
 	case net.IPv6len:
 		family = unix.AF_INET6
-		if asked != unix.AF_INET6 && isIPv4(address) { // else it is one that maps an IPv4 address: checkNew
+		if asked != unix.AF_INET6 && isIPv4(address) { // an IPv4-mapped IPv6 address otherwise: see checkNew
 			family, address = unix.AF_INET, address[net.IPv6len-net.IPv4len:]
 		}
 	case 0:
@@ -142,15 +142,15 @@ func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []by
 	return 0, nil, errUnknownFamily(asked)
 }
 
-// isIPv4 tells whether an address of 16 bytes is an IPv4 one; net.IP.To4, which
-// tells the same, goes through the bytes one by one.
+// isIPv4 reports whether an address of 16 bytes is an IPv4 address. It is a faster
+// net.IP.To4.
 func isIPv4(address net.IP) bool {
 	return native.Uint64(address) == 0 && binary.BigEndian.Uint32(address[8:]) == 0x0000FFFF
 }
 
-// checkNew refuses to make a service or destination of family AF_INET6 with an
-// IPv4 address in 16 bytes, as net.ParseIP makes them: that is a mistake. One
-// that is there, made by other means, can be read, changed and deleted.
+// checkNew refuses a new service or destination of family AF_INET6 with an IPv4
+// address in 16 bytes, as net.ParseIP returns it: that is a mistake. Existing ones,
+// made by other means, can be read, changed and deleted.
 func checkNew(family uint16, address net.IP, whose string) error {
 	if family == unix.AF_INET6 && address.To4() != nil {
 		return errFamilyMismatch(family, address, whose)
@@ -158,7 +158,7 @@ func checkNew(family uint16, address net.IP, whose string) error {
 	return nil
 }
 
-// checkName tells what is wrong with the name of a kernel module part.
+// checkName checks the name of a scheduler or the like.
 func checkName(what, name string, maxLen int) error {
 	if len(name) >= maxLen {
 		return fmt.Errorf("ipvs: %s %q has %d bytes, at most %d are possible", what, name, len(name), maxLen-1)
@@ -169,7 +169,7 @@ func checkName(what, name string, maxLen int) error {
 	return nil
 }
 
-// fillChange appends what a command on a service or a destination carries.
+// fillChange appends the attributes of a command on a service or a destination.
 func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err error) {
 	switch cmd {
 	case cmdNewService, cmdSetService, cmdDelService:
@@ -189,8 +189,7 @@ func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err 
 	return b, err
 }
 
-// fillService appends s: what identifies it, and if full the rest of what a
-// caller can set.
+// fillService appends s: what identifies it, and if full its settings.
 func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 	if s == nil {
 		return b, errNilService
@@ -237,8 +236,8 @@ func appendFlags(b []byte, typ uint16, f ipvsFlags) []byte {
 	return native.AppendUint32(b, f.mask)
 }
 
-// netmaskOf returns the netmask that s is sent with: for IPv6 a prefix length,
-// of which the kernel takes 1 to 128 and 0 can only mean that none was given.
+// netmaskOf returns the netmask to send for s. For IPv6, where the kernel accepts
+// prefix lengths of 1 to 128, a netmask of 0 means that none was given.
 func netmaskOf(s *Service, family uint16) uint32 {
 	if family == unix.AF_INET6 && s.Netmask == 0 {
 		return 128
@@ -246,8 +245,7 @@ func netmaskOf(s *Service, family uint16) uint32 {
 	return s.Netmask
 }
 
-// fillDestination appends d: what identifies it, and if full the rest of what a
-// caller can set.
+// fillDestination appends d: what identifies it, and if full its settings.
 func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	if d == nil {
 		return b, errNilDestination
@@ -268,7 +266,7 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 		b = appendUint32(b, destAttrWeight, uint32(d.Weight))
 		b = appendUint32(b, destAttrUpperThreshold, d.UpperThreshold)
 		b = appendUint32(b, destAttrLowerThreshold, d.LowerThreshold)
-		// Left out they mean 0, and kernels before 5.3 do not know them.
+		// Attributes left out mean 0, and kernels before 5.3 do not know these.
 		if d.TunnelType != 0 || d.TunnelPort != 0 || d.TunnelFlags != 0 {
 			b = appendUint8(b, destAttrTunnelType, d.TunnelType)
 			b = appendPort(b, destAttrTunnelPort, d.TunnelPort)
@@ -279,7 +277,7 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	return b, nil
 }
 
-// fillConfig appends the timeouts of c. The kernel leaves those that are 0 as they are.
+// fillConfig appends the timeouts of c. The kernel ignores those that are 0.
 func fillConfig(b []byte, c *Config) ([]byte, error) {
 	if c == nil {
 		return b, errors.New("ipvs: the configuration is nil")

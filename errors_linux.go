@@ -14,24 +14,24 @@ import (
 )
 
 var (
-	// ErrNotSupported says that the running kernel has no IPVS, and that it could
-	// not be loaded either.
+	// ErrNotSupported reports that the running kernel has no IPVS, and that it could
+	// not be loaded.
 	ErrNotSupported = errors.New("ipvs: the kernel has no IPVS: load the ip_vs module (modprobe ip_vs), or run a kernel built with CONFIG_IP_VS")
 
-	// ErrClosed says that the handle is closed, or was while the call was under
-	// way: then it is not known what the kernel did. It matches net.ErrClosed too.
+	// ErrClosed reports that the handle is closed, or was closed during the call, in
+	// which case the outcome is unknown. It matches net.ErrClosed, too.
 	ErrClosed = fmt.Errorf("ipvs: the handle is closed: %w", net.ErrClosed)
 )
 
-// ErrOutcomeUnknown says of a change that the kernel did not tell how it ended: it may
-// have been carried out or not.
-var ErrOutcomeUnknown = errors.New("ipvs: it is not known whether this was done")
+// ErrOutcomeUnknown reports that the outcome of a change is unknown: the kernel may
+// have made it or not.
+var ErrOutcomeUnknown = errors.New("ipvs: the outcome is unknown")
 
-// errTruncated says that a datagram was larger than the buffer it was read into.
+// errTruncated reports that a datagram was larger than the buffer for it.
 var errTruncated = errors.New("ipvs: the kernel's reply was larger than the buffer for it")
 
-// errInterrupted says that the table changed during a dump in a way that the
-// kernel calls inconsistent (NLM_F_DUMP_INTR).
+// errInterrupted reports that the kernel marked a list as inconsistent, since the
+// table changed meanwhile (NLM_F_DUMP_INTR).
 var errInterrupted = fmt.Errorf("ipvs: the dump was interrupted by changes to the table: %w", unix.EINTR)
 
 var (
@@ -137,7 +137,7 @@ func (e *OpError) hint() string {
 	return ""
 }
 
-// errMissing is the error of a reply that lacks what every kernel sends.
+// errMissing is the error of a reply without an attribute that every kernel sends.
 func errMissing(what string) error {
 	return fmt.Errorf("ipvs: malformed reply: no %s", what)
 }

@@ -18,14 +18,14 @@ import (
 
 // Service is a virtual service: what clients connect to.
 //
-// (AddressFamily, Protocol, Address, Port) identify it, or (AddressFamily,
-// FWMark) where FWMark is not 0. That is enough for every call but NewService
-// and UpdateService. To change a service, read it, change the fields and give
-// it to UpdateService: whatever else the kernel knows of it stays as it is.
+// A service is identified by (AddressFamily, Protocol, Address, Port), or by
+// (AddressFamily, FWMark) if FWMark is not 0. These fields are enough for every
+// call except NewService and UpdateService. To change a service, read it, change
+// fields and pass it to UpdateService: every other field round-trips unchanged.
 type Service struct {
-	// Address is the virtual IP address; an IPv4 one may have 4 or 16 bytes. It
-	// comes back with 4 or 16 bytes, and nil for a firewall-mark service
-	// (IPVS_SVC_ATTR_ADDR).
+	// Address is the virtual IP address; an IPv4 address may have 4 or 16 bytes. It
+	// is returned with 4 bytes for IPv4 and 16 for IPv6, and as nil for a
+	// firewall-mark service (IPVS_SVC_ATTR_ADDR).
 	Address net.IP
 
 	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP. The
@@ -37,7 +37,7 @@ type Service struct {
 	// serves nobody (IPVS_SVC_ATTR_PORT).
 	Port uint16
 
-	// FWMark, if not 0, makes this the service of all packets that carry this
+	// FWMark, if not 0, makes this the service for all packets that carry this
 	// firewall mark (IPVS_SVC_ATTR_FWMARK).
 	FWMark uint32
 
@@ -70,38 +70,38 @@ type Service struct {
 	// an error that matches EINVAL.
 	Netmask uint32
 
-	// AddressFamily is unix.AF_INET or AF_INET6. 0 takes it from Address; a
-	// firewall-mark service must name it (IPVS_SVC_ATTR_AF).
+	// AddressFamily is unix.AF_INET or AF_INET6. If it is 0, it is taken from
+	// Address; a firewall-mark service must set it (IPVS_SVC_ATTR_AF).
 	AddressFamily uint16
 
-	// PEName is the persistence engine, such as "sip", of at most 15 bytes; ""
+	// PEName is the persistence engine, such as "sip", of at most 15 bytes, or ""
 	// for none (IPVS_SVC_ATTR_PE_NAME).
 	PEName string
 
-	// Stats are the counters; they are read only (IPVS_SVC_ATTR_STATS).
+	// Stats has the counters. It is read-only (IPVS_SVC_ATTR_STATS).
 	Stats SvcStats
 
-	// Stats64 are the same counters in 64 bits (IPVS_SVC_ATTR_STATS64).
+	// Stats64 has the same counters in 64 bits (IPVS_SVC_ATTR_STATS64).
 	Stats64 Stats64
 }
 
-// SvcStats are the counters of a service, as the kernel gives them in 32 bits:
-// they wrap. Stats64 has them without.
+// SvcStats has the counters of a service. Most are 32 bits wide and wrap; Stats64
+// has the same counters in 64 bits.
 type SvcStats struct {
-	Connections uint32 // connections scheduled (IPVS_STATS_ATTR_CONNS)
+	Connections uint32 // scheduled connections (IPVS_STATS_ATTR_CONNS)
 	PacketsIn   uint32 // from clients (IPVS_STATS_ATTR_INPKTS)
-	PacketsOut  uint32 // to clients, where they pass the director (IPVS_STATS_ATTR_OUTPKTS)
+	PacketsOut  uint32 // to clients, if they pass through the director (IPVS_STATS_ATTR_OUTPKTS)
 	BytesIn     uint64 // IPVS_STATS_ATTR_INBYTES
 	BytesOut    uint64 // IPVS_STATS_ATTR_OUTBYTES
-	CPS         uint32 // current connections a second (IPVS_STATS_ATTR_CPS)
-	BPSOut      uint32 // current bytes a second out (IPVS_STATS_ATTR_OUTBPS)
-	PPSIn       uint32 // current packets a second in (IPVS_STATS_ATTR_INPPS)
-	PPSOut      uint32 // current packets a second out (IPVS_STATS_ATTR_OUTPPS)
-	BPSIn       uint32 // current bytes a second in (IPVS_STATS_ATTR_INBPS)
+	CPS         uint32 // current connections per second (IPVS_STATS_ATTR_CPS)
+	BPSOut      uint32 // current bytes per second out (IPVS_STATS_ATTR_OUTBPS)
+	PPSIn       uint32 // current packets per second in (IPVS_STATS_ATTR_INPPS)
+	PPSOut      uint32 // current packets per second out (IPVS_STATS_ATTR_OUTPPS)
+	BPSIn       uint32 // current bytes per second in (IPVS_STATS_ATTR_INBPS)
 }
 
-// Stats64 are the counters of a service or a destination in 64 bits. Where the
-// kernel has no 64-bit ones (before 4.1) they are the 32-bit ones.
+// Stats64 has the counters of a service or a destination in 64 bits. On kernels
+// without 64-bit counters (before 4.1) it is filled from the 32-bit ones.
 type Stats64 struct {
 	Connections uint64
 	PacketsIn   uint64
@@ -115,18 +115,18 @@ type Stats64 struct {
 	BPSIn       uint64
 }
 
-// Destination is a real server of a service. (AddressFamily, Address, Port)
-// identify it in its service.
+// Destination is a real server of a service. Within its service it is identified
+// by (AddressFamily, Address, Port).
 type Destination struct {
-	// Address is the real server's IP address; an IPv4 one may have 4 or 16 bytes
-	// (IPVS_DEST_ATTR_ADDR).
+	// Address is the real server's IP address; an IPv4 address may have 4 or 16
+	// bytes (IPVS_DEST_ATTR_ADDR).
 	Address net.IP
 
 	// Port is in host byte order (IPVS_DEST_ATTR_PORT).
 	Port uint16
 
-	// Weight is the real server's share for schedulers that weigh, 0 to 2^31-1. With
-	// 0 it gets no new connections (IPVS_DEST_ATTR_WEIGHT).
+	// Weight is the real server's share with weighted schedulers, 0 to 2^31-1. A real
+	// server of weight 0 gets no new connections (IPVS_DEST_ATTR_WEIGHT).
 	Weight int
 
 	// ConnectionFlags is the forwarding method: ConnectionFlagMasq,
@@ -135,46 +135,47 @@ type Destination struct {
 	// uses itself; 4 to 7 serve nobody (IPVS_DEST_ATTR_FWD_METHOD).
 	ConnectionFlags uint32
 
-	// AddressFamily is unix.AF_INET or AF_INET6; 0 takes it from Address. It may
-	// differ from the service's with ConnectionFlagTunnel (IPVS_DEST_ATTR_ADDR_FAMILY).
+	// AddressFamily is unix.AF_INET or AF_INET6. If it is 0, it is taken from
+	// Address. With ConnectionFlagTunnel it may differ from the service's
+	// (IPVS_DEST_ATTR_ADDR_FAMILY).
 	AddressFamily uint16
 
 	// UpperThreshold is the number of connections above which the real server gets
-	// no new ones, LowerThreshold the one below which it gets some again; 0 for
-	// none. Newer kernels (6.1) take up to 2^31-1 (IPVS_DEST_ATTR_U_THRESH,
-	// IPVS_DEST_ATTR_L_THRESH).
+	// no new ones, and LowerThreshold the number below which it gets new ones again.
+	// 0 means no threshold. Newer kernels (6.1) accept at most 2^31-1
+	// (IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH).
 	UpperThreshold uint32
 	LowerThreshold uint32
 
-	// ActiveConnections and InactiveConnections are the numbers of connections at
-	// the moment; they are read only (IPVS_DEST_ATTR_ACTIVE_CONNS,
+	// ActiveConnections and InactiveConnections are the current numbers of
+	// connections. They are read-only (IPVS_DEST_ATTR_ACTIVE_CONNS,
 	// IPVS_DEST_ATTR_INACT_CONNS).
 	ActiveConnections   int
 	InactiveConnections int
 
-	// Stats are the counters; they are read only (IPVS_DEST_ATTR_STATS).
+	// Stats has the counters. It is read-only (IPVS_DEST_ATTR_STATS).
 	Stats DstStats
 
-	// PersistentConnections is the number of persistence entries at the moment; it
-	// is read only (IPVS_DEST_ATTR_PERSIST_CONNS).
+	// PersistentConnections is the current number of persistence entries. It is
+	// read-only (IPVS_DEST_ATTR_PERSIST_CONNS).
 	PersistentConnections int
 
-	// TunnelType, TunnelPort (in host byte order) and TunnelFlags say how
-	// ConnectionFlagTunnel wraps the packets; kernels before 5.3 know IPIP only, 0
-	// (IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_TUN_PORT, IPVS_DEST_ATTR_TUN_FLAGS).
+	// TunnelType, TunnelPort (in host byte order) and TunnelFlags set how
+	// ConnectionFlagTunnel encapsulates packets. Kernels before 5.3 have only
+	// TunnelIPIP, which is 0 (IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_TUN_PORT, IPVS_DEST_ATTR_TUN_FLAGS).
 	TunnelType  uint8
 	TunnelPort  uint16
 	TunnelFlags uint16
 
-	// Stats64 are the same counters as Stats, in 64 bits (IPVS_DEST_ATTR_STATS64).
+	// Stats64 has the same counters as Stats, in 64 bits (IPVS_DEST_ATTR_STATS64).
 	Stats64 Stats64
 }
 
-// DstStats are the counters of a destination.
+// DstStats has the counters of a destination.
 type DstStats SvcStats
 
-// Config has the timeouts of connections in the handle's network namespace, in
-// whole seconds.
+// Config has the connection timeouts of the handle's network namespace, in whole
+// seconds.
 type Config struct {
 	TimeoutTCP    time.Duration // idle TCP connections (IPVS_CMD_ATTR_TIMEOUT_TCP)
 	TimeoutTCPFin time.Duration // TCP connections after a FIN (IPVS_CMD_ATTR_TIMEOUT_TCP_FIN)
@@ -182,36 +183,40 @@ type Config struct {
 }
 
 // Handle programs the IPVS table of one network namespace. It is safe for
-// concurrent use; calls on one handle are worked off one at a time.
+// concurrent use; calls on one handle are serialized.
 //
-// Every call waits for the kernel a bounded time, see SetTimeout, and ends then
-// with an error that matches os.ErrDeadlineExceeded. The handle stays usable.
+// Every call waits for the kernel's reply for a bounded time (see SetTimeout). On
+// timeout the error matches os.ErrDeadlineExceeded, and the handle stays usable.
+//
+// Close releases the handle. A handle that is dropped without Close is closed by
+// the garbage collector.
 type Handle struct {
 	timeout atomic.Int64 // a time.Duration
 	closed  atomic.Bool
 
 	mu      sync.Mutex // held during a call; guards what follows
 	socket  *socket
-	family  uint16  // family id of IPVS
+	family  uint16  // family ID of IPVS
 	seq     uint32  // last sequence number
-	scratch []byte  // memory of the request under way,
-	answer  answer  // of its answer,
-	message message // and of the message at hand
+	scratch []byte  // memory for the current request,
+	answer  answer  // its answer,
+	message message // and the current message of it
 
-	hints       sizeHints              // of lists
-	bulk        atomic.Pointer[socket] // for long ones; nil until there is one
-	bulkRefused bool                   // it could not be opened
+	hints sizeHints              // of lists
+	bulk  atomic.Pointer[socket] // for long lists; nil until one was needed
 }
 
-// New opens a handle for a network namespace: that of the calling thread for
-// "", else the one at path, such as /proc/PID/ns/net or /run/netns/NAME.
+// New opens a handle for a network namespace: that of the calling thread if path
+// is "", otherwise the one at path, such as /proc/PID/ns/net or /run/netns/NAME.
+// Entering another namespace requires CAP_SYS_ADMIN.
 //
-// If the kernel has no IPVS, New tries to load it: newer kernels (6.1) do so by
-// themselves, for older ones it runs modprobe if the process may load modules.
-// If that does not help the error is ErrNotSupported.
+// If the kernel has no IPVS, New tries to load it: newer kernels (6.1) load it
+// themselves, for older ones New runs modprobe if the process has CAP_SYS_MODULE. If
+// that fails, the error matches ErrNotSupported and says why. If path does not
+// exist, the error matches fs.ErrNotExist, also for os.IsNotExist.
 //
-// Once IPVS was found New does not ask for it again. Should it be unloaded later,
-// calls load it again, or end with ErrNotSupported.
+// Once IPVS has been found, New does not look for it again. If it is unloaded
+// later, calls load it again or return an error that matches ErrNotSupported.
 func New(path string) (*Handle, error) {
 	if path == "" {
 		return newHandle(openSocket())
@@ -229,7 +234,8 @@ func New(path string) (*Handle, error) {
 	return i, nil
 }
 
-// NewAt is New for an open network namespace, which stays the caller's to close.
+// NewAt is like New for an open network namespace. The caller remains responsible
+// for closing ns.
 func NewAt(ns netns.NsHandle) (*Handle, error) {
 	return newHandle(openSocketAt(ns))
 }
@@ -242,7 +248,7 @@ func newHandle(s *socket, err error) (*Handle, error) {
 	i.closeWithHandle(s)
 	i.timeout.Store(int64(defaultTimeout))
 	if i.family != 0 {
-		return i, nil // if it is an old one, the first call will find the new one
+		return i, nil // if it is outdated, the first call finds the new one
 	}
 	if err := i.setup(s); err != nil {
 		i.Close()
@@ -251,14 +257,14 @@ func newHandle(s *socket, err error) (*Handle, error) {
 	return i, nil
 }
 
-// closeWithHandle has the garbage collector close a socket of a handle that was
-// dropped without Close. A handle is never dropped during a call: the call holds
-// its lock.
+// closeWithHandle makes the garbage collector close s if the handle is dropped
+// without Close. That cannot happen during a call, since a call holds the
+// handle's lock.
 func (i *Handle) closeWithHandle(s *socket) { runtime.AddCleanup(i, (*socket).close, s) }
 
-// Close releases the handle. It may be called at any time and more than once,
-// and returns at once. Ongoing calls end with ErrClosed as soon as the kernel
-// returns from what it is doing, and so do later ones.
+// Close releases the handle. It may be called at any time and more than once, and
+// returns immediately. Ongoing calls return ErrClosed as soon as the kernel returns
+// from what it is doing for them; later calls return ErrClosed at once.
 func (i *Handle) Close() {
 	if i == nil || i.socket == nil || i.closed.Swap(true) {
 		return
@@ -269,15 +275,19 @@ func (i *Handle) Close() {
 	}
 }
 
-// SetTimeout sets how long a call may wait for the kernel's reply, 3 s at
-// first. A long answer may take that time for each of its parts, and ten times
-// as long as a whole.
+// SetTimeout sets how long a call may wait for the kernel's reply, 3 s by default.
+// A long reply may take that time for each of its parts, and ten times as long in
+// total.
+//
+// The kernel handles a request while it is being sent. If that takes long, for
+// example because a scheduler's module is being loaded, the call takes as long:
+// no timeout can end it.
 func (i *Handle) SetTimeout(d time.Duration) error {
 	if i == nil {
 		return ErrClosed
 	}
 	if d <= 0 {
-		return fmt.Errorf("ipvs: a time-out of %v is not positive", d)
+		return fmt.Errorf("ipvs: timeout %v is not positive", d)
 	}
 	i.timeout.Store(int64(d))
 	return nil
@@ -285,35 +295,35 @@ func (i *Handle) SetTimeout(d time.Duration) error {
 
 func (i *Handle) receiveTimeout() time.Duration { return time.Duration(i.timeout.Load()) }
 
-// answerTimeout is how long a whole answer may take.
+// answerTimeout returns how long a whole answer may take.
 func (i *Handle) answerTimeout() time.Duration {
 	return maxReplyTimeouts * min(i.receiveTimeout(), math.MaxInt64/maxReplyTimeouts)
 }
 
-// NewService adds a virtual service (IPVS_CMD_NEW_SERVICE). The kernel refuses
-// with EEXIST if it has it already, and with ENOENT if it has no such scheduler
-// or persistence engine.
+// NewService adds a virtual service (IPVS_CMD_NEW_SERVICE). The kernel returns
+// EEXIST if the service exists, and ENOENT if there is no such scheduler or
+// persistence engine.
 func (i *Handle) NewService(s *Service) error {
 	return i.call(cmdNewService, unix.NLM_F_ACK, change(cmdNewService, s, nil), nil)
 }
 
-// IsServicePresent tells whether the kernel has the service. It answers false
-// too when the kernel could not be asked: to tell absent from failed, call
-// GetService and look whether errors.Is(err, syscall.ESRCH).
+// IsServicePresent reports whether the kernel has the service. It also returns
+// false if the kernel could not be asked: to distinguish the two cases, call
+// GetService and check for errors.Is(err, syscall.ESRCH).
 func (i *Handle) IsServicePresent(s *Service) bool {
 	_, err := i.GetService(s)
 	return err == nil
 }
 
-// UpdateService sets what can be set of a service that is there
-// (IPVS_CMD_SET_SERVICE). The kernel refuses with ESRCH if there is none. Its
-// connections and destinations stay.
+// UpdateService updates all settable fields of an existing service
+// (IPVS_CMD_SET_SERVICE), which keeps its connections and destinations. The kernel
+// returns ESRCH if there is no such service.
 func (i *Handle) UpdateService(s *Service) error {
 	return i.call(cmdSetService, unix.NLM_F_ACK, change(cmdSetService, s, nil), nil)
 }
 
 // DelService removes a service with its destinations (IPVS_CMD_DEL_SERVICE). The
-// kernel refuses with ESRCH if there is none.
+// kernel returns ESRCH if there is no such service.
 func (i *Handle) DelService(s *Service) error {
 	return i.call(cmdDelService, unix.NLM_F_ACK, change(cmdDelService, s, nil), nil)
 }
@@ -324,31 +334,31 @@ func (i *Handle) Flush() error {
 }
 
 // NewDestination adds a real server to a service (IPVS_CMD_NEW_DEST). The kernel
-// refuses with ESRCH if there is no such service, with EEXIST if it has the
-// destination already, and with ERANGE for a lower threshold above the upper.
+// returns ESRCH if there is no such service, EEXIST if the destination exists, and
+// ERANGE if the lower threshold is above the upper one.
 func (i *Handle) NewDestination(s *Service, d *Destination) error {
 	return i.call(cmdNewDest, unix.NLM_F_ACK, change(cmdNewDest, s, d), nil)
 }
 
-// UpdateDestination sets what can be set of a service's real server
-// (IPVS_CMD_SET_DEST). The kernel refuses with ESRCH if there is no such
-// service, and with ENOENT if it has no such destination.
+// UpdateDestination updates all settable fields of a service's real server
+// (IPVS_CMD_SET_DEST). The kernel returns ESRCH if there is no such service, and
+// ENOENT if there is no such destination.
 func (i *Handle) UpdateDestination(s *Service, d *Destination) error {
 	return i.call(cmdSetDest, unix.NLM_F_ACK, change(cmdSetDest, s, d), nil)
 }
 
 // DelDestination removes a real server from a service (IPVS_CMD_DEL_DEST). The
-// kernel refuses with ESRCH if there is no such service, and with ENOENT if it
-// has no such destination.
+// kernel returns ESRCH if there is no such service, and ENOENT if there is no such
+// destination.
 func (i *Handle) DelDestination(s *Service, d *Destination) error {
 	return i.call(cmdDelDest, unix.NLM_F_ACK, change(cmdDelDest, s, d), nil)
 }
 
 // GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
 //
-// The kernel does not promise a snapshot: if services are added or deleted at
-// the same time, or on kernels from 7 on were just before, one that was there
-// throughout can be missing. None comes twice.
+// The list is not a snapshot: if services are added or deleted at the same time
+// (on kernel 7 and later, also shortly before), a service that existed throughout
+// can be missing. No service is listed twice.
 func (i *Handle) GetServices() ([]*Service, error) {
 	var services serviceList
 	err := i.dump(cmdGetService, nil, &services, serviceKey{})
@@ -358,10 +368,9 @@ func (i *Handle) GetServices() ([]*Service, error) {
 	return services.items, nil
 }
 
-// GetDestinations returns the real servers of a service (IPVS_CMD_GET_DEST). It
-// returns none if there is no such service: the kernel does not tell that apart.
-//
-// As with GetServices, it is not a snapshot.
+// GetDestinations returns the real servers of a service (IPVS_CMD_GET_DEST). The
+// list is empty if there is no such service: the kernel does not distinguish the
+// two cases. As with GetServices, it is not a snapshot.
 func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 	var destinations destinationList
 	key, err := sentServiceKey(s)
@@ -375,7 +384,7 @@ func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 }
 
 // GetService returns one service as the kernel has it (IPVS_CMD_GET_SERVICE). The
-// kernel refuses with ESRCH if there is none.
+// kernel returns ESRCH if there is no such service.
 func (i *Handle) GetService(s *Service) (*Service, error) {
 	var services serviceList
 	err := i.call(cmdGetService, 0, identity(s), &services)
@@ -389,7 +398,7 @@ func (i *Handle) GetService(s *Service) (*Service, error) {
 	return services.items[0], nil
 }
 
-// GetConfig returns the timeouts of connections (IPVS_CMD_GET_CONFIG).
+// GetConfig returns the connection timeouts (IPVS_CMD_GET_CONFIG).
 func (i *Handle) GetConfig() (*Config, error) {
 	var c Config
 	err := i.call(cmdGetConfig, 0, nil, parserFunc(func(body []byte) (err error) {
@@ -402,10 +411,10 @@ func (i *Handle) GetConfig() (*Config, error) {
 	return &c, nil
 }
 
-// SetConfig sets the timeouts of connections (IPVS_CMD_SET_CONFIG). One that is 0
-// stays as it is; fractions of a second are cut. Less than a second, a negative
-// one, and more than 2^31-1 seconds are errors. The kernel refuses with EINVAL
-// what its clock ticks cannot count, from some weeks up.
+// SetConfig sets the connection timeouts (IPVS_CMD_SET_CONFIG). A timeout of 0 stays
+// as it is; fractions of a second are cut off. A negative timeout, a positive one
+// below a second and one above 2^31-1 seconds are errors. The kernel returns EINVAL
+// for a timeout that its clock ticks cannot count, from some weeks up.
 func (i *Handle) SetConfig(c *Config) error {
 	return i.call(cmdSetConfig, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillConfig(b, c) }, nil)
 }
@@ -413,17 +422,17 @@ func (i *Handle) SetConfig(c *Config) error {
 // filler appends the attributes of a request to b.
 type filler func(b []byte) ([]byte, error)
 
-// change fills in what a command on a service or a destination carries.
+// change returns the filler of a command on a service or a destination.
 func change(cmd uint8, s *Service, d *Destination) filler {
 	return func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) }
 }
 
-// identity fills in what identifies a service.
+// identity returns the filler of what identifies a service.
 func identity(s *Service) filler {
 	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
 }
 
-// call sends a request and hands its answer to p. With NLM_F_ACK in flags it waits
+// call sends a request and passes its answer to p. With NLM_F_ACK in flags it waits
 // for the acknowledgement.
 func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
 	if err := i.lock(); err != nil {
@@ -439,14 +448,14 @@ func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
 
 // lock locks the handle for a call.
 func (i *Handle) lock() error {
-	if i == nil || i.socket == nil || i.closed.Load() { // not behind a call that the kernel keeps
+	if i == nil || i.socket == nil || i.closed.Load() { // without waiting for another call
 		return ErrClosed
 	}
 	i.mu.Lock()
 	return nil
 }
 
-// newRequest makes a request in the handle's memory for one.
+// newRequest returns a request, valid until the next one is made.
 func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error) {
 	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
 	if fill != nil {
@@ -460,20 +469,20 @@ func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error
 	return msg, nil
 }
 
-// answerTo returns the taker of the answer to a request, in the handle's memory
-// for one.
+// answerTo returns the taker of the answer to a request, valid until the next one
+// is made.
 func (i *Handle) answerTo(request []byte, p parser) *answer {
 	i.answer = answer{parser: p, acked: flagsOf(request)&unix.NLM_F_ACK != 0}
 	return &i.answer
 }
 
-// Info is what the kernel tells of its IPVS.
+// Info describes the kernel's IPVS.
 type Info struct {
 	Version             Version // IPVS_INFO_ATTR_VERSION
-	ConnectionTableSize uint32  // buckets of the connection table (IPVS_INFO_ATTR_CONN_TAB_SIZE)
+	ConnectionTableSize uint32  // number of buckets of the connection table (IPVS_INFO_ATTR_CONN_TAB_SIZE)
 }
 
-// Version is a version of IPVS, one byte each for its three numbers:
+// Version is a version of IPVS, with one byte for each of its three numbers:
 // 0x010201 is 1.2.1.
 type Version uint32
 
@@ -505,19 +514,19 @@ func (i *Handle) GetInfo() (*Info, error) {
 }
 
 // Zero sets the counters and rates of all services and destinations to zero
-// (IPVS_CMD_ZERO). The kernel adds up what it counts every two seconds: traffic of
-// the last two can still appear afterwards.
+// (IPVS_CMD_ZERO). The kernel sums up its counters every two seconds, so traffic of
+// the last two seconds can still appear afterwards.
 func (i *Handle) Zero() error { return i.call(cmdZero, unix.NLM_F_ACK, nil, nil) }
 
 // ZeroService sets the counters of one service and its destinations to zero
-// (IPVS_CMD_ZERO). The kernel refuses with ESRCH if there is none.
+// (IPVS_CMD_ZERO). The kernel returns ESRCH if there is no such service.
 func (i *Handle) ZeroService(s *Service) error {
 	return i.call(cmdZero, unix.NLM_F_ACK, identity(s), nil)
 }
 
-// IPv4Netmask returns Service.Netmask for a prefix length of 0 to 32: the mask's
-// four bytes as they lie in memory, so that 24 gives 255, 255, 255, 0 in this
-// order on every machine, and not the number 0xFFFFFF00.
+// IPv4Netmask returns the value of Service.Netmask for an IPv4 prefix length of 0
+// to 32: the mask's four bytes in network order, loaded as a native-endian uint32.
+// For 24 these bytes are 255, 255, 255, 0 on every machine.
 func IPv4Netmask(prefixLen int) (uint32, error) {
 	mask := net.CIDRMask(prefixLen, 8*net.IPv4len)
 	if mask == nil {

@@ -236,7 +236,7 @@ func TestKernelErrors(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: destinations of another family than the service.
+// destinations of another family than the service.
 func TestKernelRowMixedFamily(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	must(t, i.NewService(&someService))
@@ -252,7 +252,7 @@ func TestKernelRowMixedFamily(t *testing.T) {
 	must(t, i.DelDestination(&someService, got[0]))
 }
 
-// Row of SPEC section 3: IPv6 with netmask 0, and family 0.
+// IPv6 with netmask 0, and family 0.
 func TestKernelRowDefaults(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	s := &Service{Address: net.ParseIP("2001:db8::1"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}
@@ -350,7 +350,7 @@ func TestRowNoLeakWhenNewFails(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: nothing leaks, no thread stays in a foreign namespace,
+// nothing leaks, no thread stays in a foreign namespace,
 // and each handle sees its own table.
 func TestKernelRowManyHandles(t *testing.T) {
 	needKernel(t)
@@ -418,7 +418,7 @@ func useNamespace(ns netns.NsHandle, port uint16) error {
 	return nil
 }
 
-// Row of SPEC section 3: one handle, many goroutines, and Close at any moment.
+// one handle, many goroutines, and Close at any moment.
 func TestKernelRowConcurrentUse(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)

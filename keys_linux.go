@@ -9,22 +9,22 @@ import (
 	"net"
 )
 
-// serviceKey is what identifies a service in its network namespace.
+// serviceKey identifies a service in its network namespace.
 type serviceKey struct {
 	fwmark   uint32
 	family   uint16
 	protocol uint16
-	port     uint32 // in 32 bits: keys without gaps are hashed and compared in one go
+	port     uint32 // 32 bits, since keys without padding are hashed and compared as a whole
 	address  [net.IPv6len]byte
 }
 
-// destinationKey is what identifies a destination in its service.
+// destinationKey identifies a destination in its service.
 type destinationKey struct {
 	family, port uint16
 	address      [net.IPv6len]byte
 }
 
-// keyOfService returns what identifies a service that came from the kernel.
+// keyOfService returns the key of a service that came from the kernel.
 func keyOfService(s *Service) serviceKey {
 	k := serviceKey{fwmark: s.FWMark, family: s.AddressFamily}
 	if s.FWMark == 0 {
@@ -34,14 +34,14 @@ func keyOfService(s *Service) serviceKey {
 	return k
 }
 
-// keyOfDestination returns what identifies a destination that came from the kernel.
+// keyOfDestination returns the key of a destination that came from the kernel.
 func keyOfDestination(d *Destination) destinationKey {
 	k := destinationKey{family: d.AddressFamily, port: d.Port}
 	putAddress(&k.address, d.Address)
 	return k
 }
 
-// sentServiceKey returns what identifies s to the kernel, as it is sent.
+// sentServiceKey returns the key of s as it would be sent, or why it cannot be.
 func sentServiceKey(s *Service) (serviceKey, error) {
 	if s == nil {
 		return serviceKey{}, errNilService
@@ -58,7 +58,7 @@ func sentServiceKey(s *Service) (serviceKey, error) {
 	return k, nil
 }
 
-// sentDestinationKey returns what identifies d in its service, as it is sent.
+// sentDestinationKey returns the key of d as it would be sent, or why it cannot be.
 func sentDestinationKey(d *Destination) (destinationKey, error) {
 	if d == nil {
 		return destinationKey{}, errNilDestination
@@ -81,18 +81,18 @@ func putAddress(to *[net.IPv6len]byte, address []byte) {
 	copy(to[:], address)
 }
 
-// index numbers keys, and finds them: a hash table with open addressing, at most
-// half full. Unlike a map it keeps its memory from one reset to the next; a table
-// of thousands is looked through every few seconds.
+// index numbers keys and finds them. It is a hash table with open addressing, at
+// most half full: for the keys of a whole table, looked through every few seconds,
+// it costs less than a map.
 type index[K comparable] struct {
 	keys   []K
-	places []uint32 // numbers of keys, from 1; 0 is a free place
+	places []uint32 // numbers of keys, starting at 1; 0 marks a free place
 }
 
-// hashSeed makes the places of keys a secret: others may choose the addresses.
+// hashSeed seeds the hash so that chosen addresses cannot force collisions.
 var hashSeed = maphash.MakeSeed()
 
-// reset takes all keys out and makes room for so many.
+// reset removes all keys and makes room for others.
 func (x *index[K]) reset(room int) {
 	size := 2 << bits.Len(uint(room))
 	if cap(x.places) < size {
@@ -103,7 +103,7 @@ func (x *index[K]) reset(room int) {
 	clear(x.places)
 }
 
-// place returns where a key is, or is to be.
+// place returns the place of a key, or the free place for it.
 func (x *index[K]) place(k K) *uint32 {
 	for at := maphash.Comparable(hashSeed, k); ; at++ {
 		place := &x.places[at&uint64(len(x.places)-1)]
@@ -113,13 +113,13 @@ func (x *index[K]) place(k K) *uint32 {
 	}
 }
 
-// find returns the number of a key.
+// find returns the number of a key, if it has one.
 func (x *index[K]) find(k K) (n int, found bool) {
 	n = int(*x.place(k))
 	return n - 1, n > 0
 }
 
-// add gives a key the next number, from 0, unless it has one.
+// add gives a key the next number, starting at 0, unless it has one already.
 func (x *index[K]) add(k K) (added bool) {
 	place := x.place(k)
 	if *place > 0 {

@@ -80,7 +80,7 @@ func init() {
 	}
 }
 
-// Row of SPEC section 3: modprobe is missing in most containers. The kernel is
+// modprobe is missing in most containers. The kernel is
 // asked first, and loads the module by itself if it can; if not, New fails, and
 // succeeds in the same process once the module is there.
 func TestModuleRowWithoutModprobe(t *testing.T) {
@@ -151,7 +151,7 @@ func TestModuleRowLoadedByNew(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: the module is loaded again, with a new family id, and
+// the module is loaded again, with a new family id, and
 // an open handle goes on working.
 func TestModuleRowReloaded(t *testing.T) {
 	i, ns := newKernelHandle(t)

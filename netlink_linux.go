@@ -36,17 +36,17 @@ const (
 	attrTypeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 	defaultTimeout = 3 * time.Second
-	// An answer that has not ended after so many time-outs never will.
+	// Give up on a reply after this many timeouts.
 	maxReplyTimeouts = 10
-	// modprobeTimeout bounds the run of modprobe.
+	// modprobeTimeout bounds a run of modprobe.
 	modprobeTimeout = 30 * time.Second
-	// modprobeWaitDelay is how long to wait for its output after it ended.
+	// modprobeWaitDelay is how long to wait for output after modprobe has ended.
 	modprobeWaitDelay = time.Second
-	// unloadPoll is how long to wait before asking again a module that is being unloaded.
+	// unloadPoll is the interval at which to look whether a module is unloaded.
 	unloadPoll = 10 * time.Millisecond
-	// familyAttempts is how often a request is sent to ever new families.
+	// familyAttempts is how often a request is sent if the family changes each time.
 	familyAttempts = 4
-	// dumpAttempts is how often a dump is tried whose answer was not usable.
+	// dumpAttempts is how often a list is requested if the answer is not usable.
 	dumpAttempts = 4
 )
 
@@ -55,13 +55,13 @@ type ipvsFlags struct {
 	flags, mask uint32
 }
 
-// newGenlRequest appends the headers of a request to b. Its length, sequence
-// number and family are written into them when they are known.
+// newGenlRequest appends the headers of a request to b. Length, sequence number and
+// family are filled in later.
 func newGenlRequest(b []byte, family uint16, cmd uint8, version uint8, flags uint16) []byte {
 	b = native.AppendUint32(b, 0)
 	b = native.AppendUint16(b, family)
 	b = native.AppendUint16(b, flags|unix.NLM_F_REQUEST)
-	b = native.AppendUint64(b, 0)        // the sender's port id stays 0: the kernel knows whose socket it is
+	b = native.AppendUint64(b, 0)        // sequence number and port ID; the kernel fills in the latter
 	return append(b, cmd, version, 0, 0) // struct genlmsghdr
 }
 
@@ -76,12 +76,12 @@ func commandOf(msg []byte) uint8 { return msg[msgHdrLen] }
 // isDump reports whether a request asks for a list.
 func isDump(msg []byte) bool { return flagsOf(msg)&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
 
-// message is one netlink message, cut out of a datagram.
+// message is one netlink message of a datagram.
 type message struct {
 	typ, flags  uint16
 	seq, portID uint32
 	body        []byte
-	left        int // bytes of the datagram behind this message
+	left        int // bytes of the datagram after this message
 }
 
 // parseMessage reads the first message of a datagram into m and returns the rest.
@@ -106,7 +106,8 @@ func parseMessage(b []byte, m *message) (rest []byte, err error) {
 // attrs returns what follows the generic netlink header.
 func (m *message) attrs() []byte { return m.body[genlHdrLen:] }
 
-// errno returns the error number of an NLMSG_ERROR or NLMSG_DONE message, nil for 0.
+// errno returns the error number of an NLMSG_ERROR or NLMSG_DONE message, or nil if
+// it is 0.
 func (m *message) errno() (kernel error, malformed error) {
 	if len(m.body) < 4 {
 		return nil, fmt.Errorf("ipvs: malformed reply: %d bytes for an error number", len(m.body))
@@ -121,12 +122,13 @@ func (m *message) errno() (kernel error, malformed error) {
 	}
 }
 
-// errorText returns the kernel's words in an NLMSG_ERROR message, "" if there are none.
+// errorText returns the text of the extended acknowledgement in an NLMSG_ERROR
+// message, or "" if there is none.
 func (m *message) errorText() string {
 	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
 		return ""
 	}
-	// Behind the error number the request is echoed, its payload too if not capped.
+	// The request is echoed after the error number, with its payload unless capped.
 	skip := 4 + msgHdrLen
 	if m.flags&unix.NLM_F_CAPPED == 0 && len(m.body) >= skip {
 		skip = 4 + align(int(min(native.Uint32(m.body[4:]), uint32(len(m.body)))))
@@ -140,8 +142,8 @@ func (m *message) errorText() string {
 	return ""
 }
 
-// execute sends the request msg, begun by newGenlRequest, to IPVS and hands the
-// messages of its answer to t. Errors from the kernel are bare. The caller
+// execute sends the request msg to IPVS and passes the messages of its answer to t.
+// Errors from the kernel are returned as an unwrapped syscall.Errno. The caller
 // holds i.mu.
 func (i *Handle) execute(s *socket, msg []byte, t taker) error {
 	for range familyAttempts {
@@ -151,9 +153,9 @@ func (i *Handle) execute(s *socket, msg []byte, t taker) error {
 		if err != syscall.ENOENT && err != syscall.EPROTONOSUPPORT {
 			return err
 		}
-		// ENOENT is either IPVS's own, or the family ID is from before the module was
-		// loaded again. EPROTONOSUPPORT is the answer to a list while the module is being
-		// unloaded: its family is about to go.
+		// ENOENT comes either from IPVS itself, or from the family ID being outdated
+		// since the module was reloaded. EPROTONOSUPPORT is the answer to a request for a
+		// list while the module is being unloaded.
 		for deadline := time.Now().Add(i.receiveTimeout()); ; time.Sleep(unloadPoll) {
 			if setupErr := i.setup(s); setupErr != nil {
 				return setupErr
@@ -169,8 +171,8 @@ func (i *Handle) execute(s *socket, msg []byte, t taker) error {
 	return fmt.Errorf("%w: it was unloaded again each time", ErrNotSupported)
 }
 
-// exchange sends one or more requests at once, to whichever family, and hands
-// the messages of their answers to t.
+// exchange sends one or more requests as one datagram, to whichever family they
+// name, and passes the messages of their answers to t.
 func (i *Handle) exchange(s *socket, requests []byte, t taker) error {
 	first := i.seq + 1
 	for msg := range eachMessage(requests) {
@@ -183,7 +185,7 @@ func (i *Handle) exchange(s *socket, requests []byte, t taker) error {
 	return i.receive(s, first, i.seq, t)
 }
 
-// eachMessage yields the messages in a datagram that the library made.
+// eachMessage yields the requests in a datagram.
 func eachMessage(datagram []byte) func(yield func(msg []byte) bool) {
 	return func(yield func(msg []byte) bool) {
 		for len(datagram) > 0 {
@@ -196,24 +198,24 @@ func eachMessage(datagram []byte) func(yield func(msg []byte) bool) {
 	}
 }
 
-// taker takes the messages that answer what was sent. When the answer has ended,
-// done is true and err is what the kernel says of the request. Without done, err
-// reports that the answer cannot be understood or used.
+// A taker takes the messages of an answer one by one. With the last one done is
+// true, and err is the kernel's verdict on the request. Otherwise err reports that
+// the answer is malformed or unusable.
 type taker interface {
 	take(m *message) (done bool, err error)
 }
 
-// parser takes the messages with an answer's data.
+// A parser takes the messages of an answer that have data.
 type parser interface {
 	parse(m *message) error
 }
 
-// parserFunc is a parser of what follows the generic netlink header.
+// parserFunc is a parser of the attributes after the generic netlink header.
 type parserFunc func(attrs []byte) error
 
 func (f parserFunc) parse(m *message) error { return f(m.attrs()) }
 
-// answer takes the messages that answer one request.
+// answer takes the messages of the answer to one request.
 type answer struct {
 	parser parser
 	acked  bool // the request asked for an acknowledgement
@@ -230,7 +232,7 @@ func (a *answer) take(m *message) (done bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		// An acknowledgement nobody asked for ends nothing: the answer is still to come.
+		// An acknowledgement that was not requested ends nothing: the answer follows.
 		return errno != nil || a.acked, errno
 	case unix.NLMSG_DONE:
 		errno, err := m.errno()
@@ -247,17 +249,18 @@ func (a *answer) take(m *message) (done bool, err error) {
 			return false, err
 		}
 	}
-	// A message that is not part of a dump is the whole answer, but for an acknowledgement.
+	// A message that is not part of a dump is the whole answer, except for an
+	// acknowledgement.
 	return m.flags&unix.NLM_F_MULTI == 0 && !a.acked, nil
 }
 
-// receive reads the answers to the requests first to last and hands each message
-// to t until t reports the end. Messages that answer other requests are skipped:
-// they are late replies to abandoned calls.
+// receive reads the answers to the requests with sequence numbers first to last and
+// passes each message to t until t reports the end. Messages with other sequence
+// numbers are late replies to abandoned requests and are skipped.
 func (i *Handle) receive(s *socket, first, last uint32, t taker) error {
-	late := s.lateReplies // something older may still come after this answer
+	late := s.lateReplies // replies to an older request may still follow
 	s.lateReplies = true  // until the answer has ended
-	// The clock is read when first needed: mostly the answer is there at once.
+	// The clock is read only when needed: usually the answer is there at once.
 	var waitEnd, end time.Time
 	m := &i.message
 	var done bool
@@ -307,8 +310,8 @@ func (i *Handle) receive(s *socket, first, last uint32, t taker) error {
 	}
 }
 
-// transportError makes the library's error of a failed send or receive. After a
-// failed receive it is unknown what the kernel did.
+// transportError returns the error of a call whose send or receive failed. After a
+// failed receive the outcome in the kernel is unknown.
 func (i *Handle) transportError(doing string, err error) error {
 	switch {
 	case i.closed.Load():
@@ -324,18 +327,18 @@ func (i *Handle) transportError(doing string, err error) error {
 	}
 }
 
-// knownFamily is the family id that was found last, by any handle; 0 as long as
-// there is none. A handle that finds its own to be an old one replaces it.
+// knownFamily is the family ID that any handle found last, or 0. A handle whose own
+// ID turns out to be outdated replaces it.
 var knownFamily atomic.Uint32
 
-// warned keeps a missing IPVS from being logged again at each attempt.
+// warned keeps a missing IPVS from being logged more than once.
 var warned atomic.Bool
 
-// setup finds out the family id of IPVS, loading the module if need be.
+// setup looks up the family ID of IPVS, loading the module if necessary.
 func (i *Handle) setup(s *socket) error {
 	family, err := i.getIPVSFamily(s)
 	if err == syscall.ENOENT {
-		// From 6.1 on the kernel has tried by itself when it was asked for the family.
+		// Kernels from 6.1 on have already tried, when they were asked for the family.
 		modprobeErr := loadModule()
 		family, err = i.getIPVSFamily(s)
 		if err == syscall.ENOENT {
@@ -351,8 +354,8 @@ func (i *Handle) setup(s *socket) error {
 	return nil
 }
 
-// notSupported returns ErrNotSupported with the reason why the module could not
-// be loaded, nil if modprobe succeeded all the same, and logs it once.
+// notSupported returns ErrNotSupported with the reason why the module could not be
+// loaded, if there is one, and logs it once.
 func notSupported(reason error) error {
 	err := ErrNotSupported
 	if reason != nil {
@@ -364,8 +367,8 @@ func notSupported(reason error) error {
 	return err
 }
 
-// getIPVSFamily asks the kernel for the generic netlink family of IPVS. The
-// error is ENOENT if there is none.
+// getIPVSFamily asks the kernel for the generic netlink family ID of IPVS. It
+// returns ENOENT if there is no such family.
 func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 	msg := newGenlRequest(nil, nl.GENL_ID_CTRL, nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION, 0)
 	msg = appendString(msg, nl.GENL_CTRL_ATTR_FAMILY_NAME, genlName)
@@ -380,12 +383,12 @@ func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 		return a.err
 	})})
 	if err == nil && family < unix.NLMSG_MIN_TYPE {
-		err = fmt.Errorf("ipvs: malformed reply: %d as the family id of IPVS", family)
+		err = fmt.Errorf("ipvs: malformed reply: %d as the family ID of IPVS", family)
 	}
 	return family, err
 }
 
-// mayLoadModules reports whether it makes sense to run modprobe at all.
+// mayLoadModules reports whether the process may load modules.
 func mayLoadModules() bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -398,8 +401,8 @@ func mayLoadModules() bool {
 // loadModule is a variable for tests.
 var loadModule = modprobe
 
-// modprobe runs modprobe ip_vs. It waits for modprobe a bounded time, and not for
-// processes that modprobe left behind with its output open.
+// modprobe runs modprobe ip_vs. It waits for modprobe for a bounded time, and does
+// not wait for processes that modprobe leaves behind with its output open.
 func modprobe() error {
 	if !mayLoadModules() {
 		return errors.New("modprobe ip_vs not run: it needs CAP_SYS_MODULE")

@@ -26,7 +26,7 @@ func countModprobe(t *testing.T) *int {
 	return runs
 }
 
-// Row of SPEC section 3: the original's New succeeds where there is no IPVS.
+// The original's New succeeds where there is no IPVS.
 func TestRowNewWithoutIPVS(t *testing.T) {
 	countModprobe(t)
 	i, _ := newFake(t, func(r []byte) []fakeReply { return one(errorReply(r, syscall.ENOENT)) })
@@ -40,7 +40,7 @@ func TestRowNewWithoutIPVS(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: the original always runs modprobe.
+// The original always runs modprobe.
 func TestRowModprobeOnlyIfNeeded(t *testing.T) {
 	if !mayLoadModules() {
 		t.Skip("SKIP: needs the right to load modules, without which modprobe is never run")
@@ -66,7 +66,7 @@ func TestRowModprobeOnlyIfNeeded(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: the original looks up the family id once a process.
+// The original looks up the family id once a process.
 func TestRowFamilyIDLookedUpAgain(t *testing.T) {
 	const newFamily = fakeFamily + 1
 	i, k := newFake(t, func(r []byte) []fakeReply {
@@ -103,7 +103,7 @@ func TestRowPlainENOENTStays(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: the original waits for ever when a reply is lost.
+// The original waits for ever when a reply is lost.
 func TestRowLostReply(t *testing.T) {
 	lost := true
 	i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -160,7 +160,7 @@ func TestSetTimeout(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: the original is not safe for concurrent use, and a
+// The original is not safe for concurrent use, and a
 // closed handle may use a descriptor that is someone else's by then.
 func TestRowCloseEndsCalls(t *testing.T) {
 	i, _ := newFake(t, func([]byte) []fakeReply { return nil })
@@ -192,7 +192,7 @@ func TestRowCloseEndsCalls(t *testing.T) {
 	}
 }
 
-// Row of SPEC section 3: IsServicePresent answers false for every error, and
+// IsServicePresent answers false for every error, and
 // GetService tells which it was.
 func TestRowIsServicePresent(t *testing.T) {
 	answer := syscall.ESRCH

@@ -8,23 +8,23 @@ import (
 	"math"
 )
 
-// longList is the number of entries from which on a list is read with large buffers.
+// longList is the number of entries above which a list is read with a large buffer.
 const longList = 100
 
-// slotBits makes room for the services of a large table.
+// slotBits is the logarithm of the number of services remembered.
 const slotBits = 14
 
-// sizeHints remembers how long lists were, to guess how long they are going to be.
-// Nothing is remembered of destinations until one list of them is long.
+// sizeHints remembers the lengths of lists, to predict those of the next ones.
+// Destinations are not remembered until a list of them is long.
 type sizeHints struct {
 	services     int
-	destinations *[1 << slotBits]uint16 // by the hash of the service, plus 1: a guess is wrong where two share a place
+	destinations *[1 << slotBits]uint16 // length plus 1, by the hash of the service; two services can share a slot
 	last         int                    // of the destinations that were listed last
 }
 
-// predict returns how long a list will be, 0 if it may be short. Destinations that
-// were not listed before will be as many as those listed last: mostly the
-// services of a table are alike.
+// predict returns the expected length of a list, or 0 if it may be short. For a
+// service whose destinations were not listed before it is the length of the last
+// list, since the services of a table are usually alike.
 func (l *sizeHints) predict(cmd uint8, key serviceKey) int {
 	switch {
 	case cmd == cmdGetService:
@@ -38,7 +38,7 @@ func (l *sizeHints) predict(cmd uint8, key serviceKey) int {
 	return l.last
 }
 
-// record remembers how long a list was.
+// record remembers the length of a list.
 func (l *sizeHints) record(cmd uint8, key serviceKey, n int) {
 	switch cmd {
 	case cmdGetService:
@@ -54,5 +54,5 @@ func (l *sizeHints) record(cmd uint8, key serviceKey, n int) {
 	}
 }
 
-// slot is where the length of a service's list is remembered.
+// slot returns where the length of a service's list is remembered.
 func (k *serviceKey) slot() uint64 { return maphash.Comparable(hashSeed, *k) % (1 << slotBits) }
