@@ -45,6 +45,41 @@ func TestExportedAPI(t *testing.T) {
 	}
 }
 
+// TestInterfaces checks that no type of the original's implements an interface of
+// the standard library that it did not: packages look for those, see lookedFor.
+func TestInterfaces(t *testing.T) {
+	packages := load(t, originalPath, checkoutPath, "fmt", "encoding", "encoding/json", "encoding/gob", "encoding/xml", "errors",
+		"log/slog", "flag", "sort", "container/heap", "io", "io/fs", "net", "os", "sync", "context", "expvar", "hash",
+		"database/sql", "database/sql/driver", "testing/quick")
+	original, checkout := packages[0].Scope(), packages[1].Scope()
+	n := 0
+	for _, p := range packages[2:] {
+		for _, name := range exported(p.Scope()) {
+			object, ok := p.Scope().Lookup(name).(*types.TypeName)
+			if !ok {
+				continue
+			}
+			wanted, ok := object.Type().Underlying().(*types.Interface)
+			if !ok || wanted.NumMethods() == 0 || !wanted.IsMethodSet() {
+				continue
+			}
+			n++
+			for _, of := range exported(original) {
+				if _, ok := original.Lookup(of).(*types.TypeName); !ok {
+					continue
+				}
+				o, c := original.Lookup(of).Type(), checkout.Lookup(of).Type()
+				if !types.Implements(types.NewPointer(o), wanted) && types.Implements(types.NewPointer(c), wanted) {
+					t.Errorf("*%s is a %s.%s", of, p.Name(), name)
+				}
+			}
+		}
+	}
+	if n < 50 {
+		t.Fatalf("only %d interfaces in the standard library: the comparison would prove nothing", n)
+	}
+}
+
 // load reads the type information of packages that the go command compiles.
 func load(t *testing.T, paths ...string) []*types.Package {
 	t.Helper()
