@@ -1,10 +1,16 @@
 // Command mutation breaks the library in small ways, one at a time, and checks
 // that the tests notice each. It is run by testdata/scripts/mutation.
 //
-//	mutation [-only WORD] [-every N] [-build] CHECKOUT
+//	mutation [flags] CHECKOUT
 //
-// The file mutants, beside this one, says what to break: a name, a file, the text
-// to replace, which must be there exactly once, and its replacement.
+// The file mutants, beside this one, says what to break: a name, a file and the
+// kernel tests that must notice it (none: the unit tests), the text to replace,
+// which must be there exactly once, and its replacement.
+//
+// Besides, a seed chooses places to break: comparisons, constants and so on. The
+// unit tests run first, then those that need a kernel, many mutants in one virtual
+// machine. The file equivalents names the mutants that change nothing that a test
+// could see: the reason, the function, the lines before and after.
 package main
 
 import (
@@ -12,130 +18,170 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
+	"time"
 )
-
-// mutant is one way to break the library.
-type mutant struct {
-	name, file, old, new string
-	kernel               string // the kernel tests that must notice it; "" for the unit tests
-}
 
 func main() {
 	log.SetFlags(0)
-	only := flag.String("only", "", "only mutants with this `word` in their name")
-	build := flag.Bool("build", false, "only check that the mutants compile")
-	every := flag.Int("every", 1, "only each `N`th mutant")
+	log.SetPrefix("mutation: ")
+	var (
+		only    = flag.String("only", "", "only mutants with this `text` in their name, place or lines")
+		build   = flag.Bool("build", false, "only check that the mutants compile")
+		list    = flag.Bool("list", false, "only list the mutants")
+		every   = flag.Int("every", 1, "only each `N`th mutant of those written by hand; 0 for none")
+		places  = flag.Int("places", 0, "`number` of random mutants")
+		skip    = flag.Int("skip", 0, "leave out the first `number` random mutants")
+		seed    = flag.Uint64("seed", 1, "what chooses the random mutants")
+		limit   = flag.Duration("timeout", 45*time.Second, "how long the unit tests may take")
+		kernels = flag.String("kernels", "6.12", "kernels to run the kernel tests on, until one notices")
+		jobs    = flag.Int("jobs", runtime.NumCPU(), "mutants whose unit tests run at a time")
+	)
 	flag.Parse()
-	checkout, err := filepath.Abs(flag.Arg(0))
+	r := &runner{limit: *limit, kernels: strings.Fields(*kernels)}
+	var err error
+	if r.dir, err = filepath.Abs(flag.Arg(0)); err != nil {
+		log.Fatal(err)
+	}
+	chosen, known, err := choices(r.dir, *seed, *every, *skip, *places, *only)
 	if err != nil {
 		log.Fatal(err)
 	}
-	mutants, err := readMutants(filepath.Join(checkout, "testdata/mutation/mutants"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	tree, err := os.MkdirTemp("", "ipvs-mutation.")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(tree)
-	if out, err := exec.Command("cp", "-r", checkout+"/.", tree).CombinedOutput(); err != nil {
-		log.Fatalf("copying: %v: %s", err, out)
-	}
-	// Without a mutant the tests must pass, or their failure would say nothing.
-	if noticed, out := (&mutant{}).noticed(tree); noticed && !*build {
-		log.Fatalf("the tests fail without a mutant:\n%s", out)
-	}
-	var caught, survived int
-	for n, m := range mutants {
-		if n%*every != 0 || !strings.Contains(m.name, *only) {
-			continue
+	if *build || *list {
+		for _, m := range chosen {
+			if *list {
+				fmt.Println(m)
+			}
 		}
-		noticed, err := m.try(tree, *build)
-		switch {
-		case err != nil:
-			survived++
-			fmt.Printf("--- FAIL: %s: %v\n", m.name, err)
-		case noticed:
-			caught++
-			fmt.Printf("--- PASS: noticed: %s\n", m.name)
-		default:
-			survived++
-			fmt.Printf("--- FAIL: SURVIVED: %s (%s: %q -> %q)\n", m.name, m.file, m.old, m.new)
-		}
+		fmt.Printf("%d mutants, all compile\n", len(chosen))
+		return
 	}
-	fmt.Printf("%d passed, %d failed\n", caught, survived)
-	if survived > 0 || caught == 0 {
-		os.RemoveAll(tree)
+	if r.work, err = os.MkdirTemp("", "ipvs-mutation."); err != nil {
+		log.Fatal(err)
+	}
+	ok, err := tryAll(r, chosen, known, *jobs)
+	os.RemoveAll(r.work)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !ok {
 		os.Exit(1)
 	}
 }
 
-// readMutants reads paragraphs of the lines "# name", "file [kernel tests]",
-// "- old", "+ new"; \n and \t in them stand for themselves.
-func readMutants(path string) (mutants []mutant, err error) {
-	text, err := os.ReadFile(path)
+// choices returns the mutants to try, all of which compile.
+func choices(dir string, seed uint64, every, skip, places int, only string) (chosen []*mutant, known equivalents, err error) {
+	l, err := loadLibrary(dir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	unescape := strings.NewReplacer(`\n`, "\n", `\t`, "\t")
-	for _, paragraph := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
-		lines := strings.Split(paragraph, "\n")
-		if len(lines) != 4 || !strings.HasPrefix(lines[0], "# ") || !strings.HasPrefix(lines[2], "- ") || !strings.HasPrefix(lines[3], "+ ") {
-			return nil, fmt.Errorf("mutants: not understood:\n%s", paragraph)
+	byHand, err := readMutants(filepath.Join(dir, "testdata/mutation/mutants"), l.sources)
+	if err != nil {
+		return nil, nil, err
+	}
+	if known, err = readEquivalents(filepath.Join(dir, "testdata/mutation/equivalents")); err != nil {
+		return nil, nil, err
+	}
+	for _, key := range l.gone(known) {
+		log.Printf("equivalents: no longer there: %s: %s -> %s", key[0], key[1], key[2])
+	}
+	for n, m := range byHand {
+		if every == 0 || n%every != 0 || !strings.Contains(m.String(), only) {
+			continue
 		}
-		file, kernel, _ := strings.Cut(lines[1], " ")
-		mutants = append(mutants, mutant{lines[0][2:], file, unescape.Replace(lines[2][2:]), unescape.Replace(lines[3][2:]), kernel})
+		if err := l.check(m.file, m.source, nil); err != nil {
+			return nil, nil, fmt.Errorf("%s: does not compile: %w", m, err)
+		}
+		chosen = append(chosen, m)
 	}
-	return mutants, nil
+	for _, m := range l.mutants(seed) {
+		if places == 0 {
+			break
+		}
+		if !strings.Contains(m.String(), only) || !l.differs(m) {
+			continue
+		}
+		if places--; skip > 0 {
+			skip--
+			continue
+		}
+		chosen = append(chosen, m)
+	}
+	return chosen, known, nil
 }
 
-// try puts the mutant into the tree, runs the tests, and takes it out again.
-func (m *mutant) try(tree string, onlyBuild bool) (noticed bool, err error) {
-	path := filepath.Join(tree, m.file)
-	source, err := os.ReadFile(path)
+// tryAll tries the mutants, reports how each ended, and whether all were noticed.
+func tryAll(r *runner, mutants []*mutant, known equivalents, jobs int) (ok bool, err error) {
+	if err := r.prepare(); err != nil {
+		return false, err
+	}
+	var mu sync.Mutex // of all that follows
+	var forKernel []*mutant
+	var unit, kernel, equivalent, survived int
+	var firstErr error
+
+	queue := make(chan *mutant)
+	var wait sync.WaitGroup
+	for job := range jobs {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			for m := range queue {
+				err := r.try(m, fmt.Sprint("job", job))
+				mu.Lock()
+				switch {
+				case err != nil:
+					firstErr = err
+				case m.noticed != "":
+					unit++
+					fmt.Printf("--- PASS: noticed: %s (by %s)\n", m, m.noticed)
+				case m.name != "":
+					survived++
+					fmt.Printf("--- FAIL: SURVIVED: %s\n", m)
+				default:
+					forKernel = append(forKernel, m)
+					fmt.Printf("(the unit tests pass: %s)\n", m)
+				}
+				mu.Unlock()
+			}
+		}()
+	}
+	for _, m := range mutants {
+		mu.Lock()
+		reason := known.reason(m)
+		switch {
+		case reason != "":
+			equivalent++
+			fmt.Printf("--- SKIP: equivalent, %s: %s\n", reason, m)
+		case m.kernel != "":
+			forKernel = append(forKernel, m)
+		}
+		mu.Unlock()
+		if reason == "" && m.kernel == "" {
+			queue <- m
+		}
+	}
+	close(queue)
+	wait.Wait()
+	if firstErr != nil {
+		return false, firstErr
+	}
+	err = r.onKernels(forKernel, func(m *mutant) {
+		if m.noticed == "" {
+			survived++
+			fmt.Printf("--- FAIL: SURVIVED: %s\n", m)
+			return
+		}
+		kernel++
+		fmt.Printf("--- PASS: noticed: %s (by %s)\n", m, m.noticed)
+	})
 	if err != nil {
 		return false, err
 	}
-	if n := strings.Count(string(source), m.old); n != 1 {
-		return false, fmt.Errorf("%q is %d times in %s, want once", m.old, n, m.file)
-	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o644); err != nil {
-		return false, err
-	}
-	defer os.WriteFile(path, source, 0o644)
-	if out, err := run(tree, "go", "build", "."); err != nil {
-		return false, fmt.Errorf("does not compile: %s", out)
-	}
-	if onlyBuild {
-		return true, nil
-	}
-	noticed, _ = m.noticed(tree)
-	return noticed, nil
-}
-
-// noticed runs the tests, and tells whether they fail.
-func (m *mutant) noticed(tree string) (bool, string) {
-	if m.kernel == "" {
-		out, err := run(tree, "go", "test", "-count=1", "-timeout=60s", ".")
-		return err != nil, out
-	}
-	binary := filepath.Join(tree, "mutant.test")
-	if out, err := run(tree, "go", "test", "-c", "-o", binary, "."); err != nil {
-		return true, out
-	}
-	out, err := run(tree, filepath.Join(tree, "testdata/vm/run"), "--timeout", "200", "--env", "IPVS_TEST_VM=1", "--",
-		binary, "-test.timeout=150s", "-test.run="+m.kernel)
-	return err != nil, out
-}
-
-func run(dir, name string, args ...string) (string, error) {
-	c := exec.Command(name, args...)
-	c.Dir = dir
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := c.CombinedOutput()
-	return string(out), err
+	fmt.Printf("%d mutants noticed by the unit tests, %d by the kernel tests, %d known as equivalent\n", unit, kernel, equivalent)
+	fmt.Printf("%d passed, %d failed\n", unit+kernel, survived)
+	return survived == 0 && unit+kernel > 0, nil
 }

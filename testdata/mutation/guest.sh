@@ -1,0 +1,34 @@
+#!/bin/sh
+# Runs in the virtual machine: the kernel tests of each mutant listed in
+# /mutants/list, as lines of a name and patterns of tests. Prints how each ended.
+set -f
+limit=$1
+run() {
+	binary=$1 tests=$2
+	timeout -s KILL $((limit + 20)) "/mutants/$binary" -test.run "$tests" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
+	status=$?
+	killall -q -9 "$binary" exe
+	return $status
+}
+# failed prints which test failed, or did not end.
+failed() {
+	sed -n -e 's/^--- FAIL: \([^ ]*\) .*/\1/p' -e '/^panic: test timed out/,/^$/s/^\t*\(Test[^ ]*\) (.*/\1/p' /tmp/log | head -n 1
+}
+while read -r name patterns; do
+	echo "began $name"
+	for tests in $patterns; do
+		run "$name" "$tests" && continue
+		test=$(failed)
+		# A mutant may leave the machine in a state in which everything fails.
+		again=$tests
+		[ -z "$test" ] || again="^$test\$"
+		if run clean "$again"; then
+			echo "noticed $name ${test:-a crash}"
+			continue 2
+		fi
+		echo "unclear $name ${test:-a crash}"
+		exit
+	done
+	echo "survived $name"
+done </mutants/list
+echo finished

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// runner builds the tests of mutants, and runs them.
+type runner struct {
+	dir     string // the library's
+	work    string // for temporary files
+	limit   time.Duration
+	kernels []string
+
+	fast, slow string // patterns of the tests that only run on a kernel with IPVS
+}
+
+// Kernel tests that take long; those that notice a mutant are mostly others.
+var slow = regexp.MustCompile(`Killed|FailingCalls|Soak|Stress|Churn|Fault|Propert|Drain|Daemon|Counters|Tunnel|ManyHandles|Module`)
+
+// build builds a mutant's tests; nothing but the one file is other than in the checkout.
+func (r *runner) build(m *mutant, name string) (binary string, err error) {
+	binary = filepath.Join(r.work, name)
+	args := []string{"test", "-c", "-o", binary, "-ldflags=-s -w"}
+	if m != nil {
+		source, overlay := binary+".go", binary+".json"
+		text, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(r.dir, m.file): source}})
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(source, m.source, 0o644); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(overlay, text, 0o644); err != nil {
+			return "", err
+		}
+		args = append(args, "-overlay="+overlay)
+	}
+	command := exec.Command("go", append(args, ".")...)
+	command.Dir, command.Env = r.dir, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := command.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building %s: %w\n%s", name, err, out)
+	}
+	return binary, nil
+}
+
+// unit runs the tests of a binary here. A mutant may take all memory, or never end.
+func (r *runner) unit(binary string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.limit+30*time.Second)
+	defer cancel()
+	command := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 4194304; exec "$0" "$@"`,
+		binary, "-test.timeout=" + r.limit.String()}, args...)...)
+	command.Dir = r.dir
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
+	command.WaitDelay = 5 * time.Second
+	out, err := command.CombinedOutput()
+	return string(out), err
+}
+
+var (
+	failedTest  = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
+	hangingTest = regexp.MustCompile(`(?s)\npanic: test timed out.*?\n\s*((?:Test|Fuzz|Example)\S*) \(`)
+	skippedTest = regexp.MustCompile(`(?m)^ *--- SKIP: ([^\s/]+)`)
+)
+
+// failed returns the name of the test that failed.
+func failed(out string) string {
+	if found := failedTest.FindStringSubmatch(out); found != nil {
+		return found[1]
+	}
+	if found := hangingTest.FindStringSubmatch("\n" + out); found != nil {
+		return found[1] + ", which did not end"
+	}
+	return "a crash"
+}
+
+// prepare checks that the tests pass without a mutant, or their failure would say
+// nothing, and learns which of them need a kernel with IPVS.
+func (r *runner) prepare() error {
+	binary, err := r.build(nil, "clean")
+	if err != nil {
+		return err
+	}
+	out, err := r.unit(binary, "-test.v")
+	if err != nil {
+		return fmt.Errorf("the tests fail without a mutant: %w\n%s", err, out)
+	}
+	var names [2][]string
+	seen := map[string]bool{}
+	for _, found := range skippedTest.FindAllStringSubmatch(out, -1) {
+		if name := found[1]; !seen[name] {
+			seen[name] = true
+			n := 0
+			if slow.MatchString(name) {
+				n = 1
+			}
+			names[n] = append(names[n], name)
+		}
+	}
+	r.fast, r.slow = pattern(names[0]), pattern(names[1])
+	return nil
+}
+
+func pattern(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return "^(" + strings.Join(names, "|") + ")$"
+}
+
+// try runs the unit tests.
+func (r *runner) try(m *mutant, name string) error {
+	binary, err := r.build(m, name)
+	if err != nil {
+		return err
+	}
+	if out, err := r.unit(binary, "-test.failfast"); err != nil {
+		m.noticed = failed(out)
+	}
+	return os.Remove(binary)
+}
+
+//go:embed guest.sh
+var guestScript string
+
+// inGuest runs the kernel tests of mutants in one virtual machine, as far as it
+// gets; it returns those that are still to be tried.
+func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err error) {
+	dir, err := os.MkdirTemp(r.work, "guest.")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Link(filepath.Join(r.work, "clean"), filepath.Join(dir, "clean")); err != nil {
+		return nil, err
+	}
+	script := filepath.Join(dir, "guest.sh")
+	if err := os.WriteFile(script, []byte(guestScript), 0o755); err != nil {
+		return nil, err
+	}
+	var list strings.Builder
+	byName := map[string]*mutant{}
+	for n, m := range mutants {
+		name := fmt.Sprint("m", n)
+		binary, err := r.build(m, name)
+		if err != nil {
+			return nil, err
+		}
+		if err := os.Rename(binary, filepath.Join(dir, name)); err != nil {
+			return nil, err
+		}
+		byName[name] = m
+		if m.kernel != "" {
+			fmt.Fprintln(&list, name, m.kernel)
+		} else {
+			fmt.Fprintln(&list, name, r.fast, r.slow)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644); err != nil {
+		return nil, err
+	}
+	const limit = 200 // seconds for one run of tests
+	command := exec.Command(filepath.Join(r.dir, "testdata/vm/run"), "--kernel", kernel,
+		"--memory", fmt.Sprint(1024+20*len(mutants)), "--timeout", fmt.Sprint(300+3*limit*len(mutants)),
+		"--file", dir+":/mutants", "--env", "IPVS_TEST_VM=1", "--", "/mutants/guest.sh", fmt.Sprint(limit))
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	done := map[*mutant]bool{}
+	var trying *mutant
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		verb, rest, _ := strings.Cut(lines.Text(), " ")
+		name, by, _ := strings.Cut(rest, " ")
+		m := byName[name]
+		switch verb {
+		case "began":
+			trying = m
+		case "noticed":
+			m.noticed = by + ", kernel " + kernel
+			done[m], trying = true, nil
+		case "survived":
+			done[m], trying = true, nil
+		case "unclear":
+			fmt.Printf("(%s fails, and then without the mutant too: %s)\n", by, m)
+		}
+	}
+	err = command.Wait()
+	if len(done) == 0 && trying == nil {
+		return nil, fmt.Errorf("the virtual machine: %v\n%s", err, &stderr)
+	}
+	if trying != nil {
+		if trying.ended++; trying.ended == 2 {
+			trying.noticed, done[trying] = "the end of the guest", true
+		}
+	}
+	for _, m := range mutants {
+		if !done[m] {
+			left = append(left, m)
+		}
+	}
+	return left, nil
+}
+
+// onKernels runs the kernel tests of mutants, on one kernel after the other until
+// something notices them.
+func (r *runner) onKernels(mutants []*mutant, report func(*mutant)) error {
+	const batch = 12 // as many binaries as fit into the memory of a guest
+	for _, kernel := range r.kernels {
+		var left []*mutant
+		for len(mutants) > 0 {
+			n := min(batch, len(mutants))
+			now := mutants[:n:n]
+			again, err := r.inGuest(kernel, now)
+			if err != nil {
+				return err
+			}
+			waiting := map[*mutant]bool{}
+			for _, m := range again {
+				waiting[m] = true
+			}
+			for _, m := range now {
+				switch {
+				case waiting[m]:
+				case m.noticed != "":
+					report(m)
+				default:
+					left = append(left, m)
+				}
+			}
+			mutants = append(again, mutants[n:]...)
+		}
+		mutants = left
+	}
+	for _, m := range mutants {
+		report(m)
+	}
+	return nil
+}
