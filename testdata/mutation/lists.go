@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"go/token"
 	"os"
@@ -66,12 +67,13 @@ func readMutants(path string, sources map[string][]byte) (mutants []*mutant, err
 		m.file, m.kernel, _ = strings.Cut(p[1], " ")
 		m.old, m.new = unescape.Replace(p[2]), unescape.Replace(p[3])
 		if n := strings.Count(string(sources[m.file]), m.old); n != 1 {
-			return nil, fmt.Errorf("%s: %q is %d times in %s, want once", m.name, m.old, n, m.file)
+			err = errors.Join(err, fmt.Errorf("%s: %q is %d times in %s, want once", m.name, m.old, n, m.file))
+			continue
 		}
 		m.source = []byte(strings.Replace(string(sources[m.file]), m.old, m.new, 1))
 		mutants = append(mutants, m)
 	}
-	return mutants, nil
+	return mutants, err
 }
 
 // equivalents are the random mutants that change nothing that a test can see, by

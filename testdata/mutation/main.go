@@ -14,6 +14,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -80,7 +81,7 @@ func choices(dir string, seed uint64, every, skip, places int, only string) (cho
 	}
 	byHand, err := readMutants(filepath.Join(dir, "testdata/mutation/mutants"), l.sources)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("written by hand:\n%w", err)
 	}
 	if known, err = readEquivalents(filepath.Join(dir, "testdata/mutation/equivalents")); err != nil {
 		return nil, nil, err
@@ -92,10 +93,13 @@ func choices(dir string, seed uint64, every, skip, places int, only string) (cho
 		if every == 0 || n%every != 0 || !strings.Contains(m.String(), only) {
 			continue
 		}
-		if err := l.check(m.file, m.source, nil); err != nil {
-			return nil, nil, fmt.Errorf("%s: does not compile: %w", m, err)
+		if e := l.check(m.file, m.source, nil); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: does not compile: %w", m, e))
 		}
 		chosen = append(chosen, m)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("written by hand:\n%w", err)
 	}
 	for _, m := range l.mutants(seed) {
 		if places == 0 {
