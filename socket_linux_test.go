@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"os"
@@ -81,58 +82,83 @@ func TestCloseNeverTouchesReusedDescriptors(t *testing.T) {
 	}
 }
 
-// A call that finds no room to send waits for it.
+// fullSocket returns a socket that has no room to send, what it was filled with,
+// and the other end. Only the address family is other than netlink's.
+func fullSocket(t *testing.T) (s *socket, filler []byte, peer int) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	s, filler = newSocket(fds[0], fakePortID), bytes.Repeat([]byte{'.'}, 4096)
+	t.Cleanup(func() { s.close(); unix.Close(fds[1]) })
+	for err == nil {
+		err = s.sendmsg(fds[0], filler)
+	}
+	if err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	return s, filler, fds[1]
+}
+
+// A request waits for room, and is sent when there is some.
 func TestSendWaitsForRoom(t *testing.T) {
-	i, k := newFake(t, acknowledge)
-	fill := make([]byte, 1024)
-	for {
-		if err := unix.Send(i.socket.fd, fill, 0); err == unix.EAGAIN {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-	}
-	answer, tries := i.socket.sendmsg, 0
-	i.socket.sendmsg = func(fd int, b []byte) error {
-		tries++
-		if err := unix.Send(fd, []byte{0}, 0); err != nil {
-			return err
-		}
-		return answer(fd, b)
-	}
-	must(t, i.SetTimeout(time.Minute))
-	done := make(chan error, 1)
-	go func() { done <- i.Flush() }()
+	s, filler, peer := fullSocket(t)
+	request, sent := []byte("request"), make(chan error, 1)
+	go func() { sent <- s.send(request, time.Second) }()
 	select {
-	case err := <-done:
-		t.Fatalf("ended without room: %v", err)
-	case <-time.After(3 * pollSlice):
+	case err := <-sent:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
 	}
-	for { // the other end reads, which makes room
-		if _, err := unix.Read(k.wakeFD, fill); err == unix.EAGAIN {
-			break
+	var got []byte
+	buffer, fillers := make([]byte, len(filler)), 0
+	eventually(func() bool {
+		for {
+			n, err := unix.Read(peer, buffer)
+			if err != nil {
+				return got != nil
+			}
+			if bytes.Equal(buffer[:n], filler) {
+				fillers++
+			} else {
+				got = bytes.Clone(buffer[:n])
+			}
 		}
+	})
+	if !bytes.Equal(got, request) || fillers == 0 {
+		t.Errorf("after %d other datagrams it got %q", fillers, got)
 	}
-	if err := <-done; err != nil {
+	if err := <-sent; err != nil {
 		t.Error(err)
-	}
-	if tries < 2 || tries > 10 {
-		t.Errorf("tried %d times: it does not wait, or polls in vain", tries)
 	}
 }
 
-// Close ends a wait for room, too.
-func TestCloseEndsWaitForRoom(t *testing.T) {
-	i, _ := newFake(t, acknowledge)
-	for unix.Send(i.socket.fd, make([]byte, 1024), 0) == nil {
-	}
-	i.socket.sendmsg = func(fd int, b []byte) error { return unix.EAGAIN }
+// Close ends the wait for room.
+func TestCloseEndsSend(t *testing.T) {
+	s, _, _ := fullSocket(t)
+	i := &Handle{socket: s, family: fakeFamily}
 	done := make(chan error, 1)
-	go func() { done <- i.Flush() }()
-	time.Sleep(2 * pollSlice)
+	go func() { done <- i.NewService(ipv4Service(1)) }()
+	select {
+	case err := <-done:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
 	i.Close()
 	if err := <-done; err != ErrClosed {
-		t.Error(err)
+		t.Errorf("got %v", err)
+	}
+}
+
+// What send says after the wait is the error of the call.
+func TestSendFailsAfterWait(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	k.sendErr = []error{unix.EAGAIN, unix.ENOMEM}
+	if err := i.NewService(ipv4Service(1)); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("got %v", err)
+	}
+	k.sendErr = []error{unix.EAGAIN, nil}
+	if err := i.NewService(ipv4Service(1)); err != nil || len(k.requests) != 1 {
+		t.Errorf("%d requests, %v", len(k.requests), err)
 	}
 }
 
