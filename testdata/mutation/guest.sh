@@ -1,28 +1,29 @@
 #!/bin/sh
 # Runs in the virtual machine: the kernel tests of each mutant listed in
-# /mutants/list, as lines of a name and patterns of tests. Prints how each ended.
+# /mutants/list, as lines of a name, a program, the mutant's number in it, and
+# patterns of tests. Prints how each ended.
 set -f
 limit=$1
 run() {
-	binary=$1 tests=$2
-	timeout -s KILL $((limit + 20)) "/mutants/$binary" -test.run "$tests" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
+	program=$1 tests=$3
+	IPVS_MUTANT=$2 timeout -s KILL $((limit + 20)) "/mutants/$program" -test.run "$tests" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
 	status=$?
-	killall -q -9 "$binary" exe
+	killall -q -9 "$program" exe
 	return $status
 }
 # failed prints which test failed, or did not end.
 failed() {
 	sed -n -e 's/^--- FAIL: \([^ ]*\) .*/\1/p' -e '/^panic: test timed out/,/^$/s/^\t*\(Test[^ ]*\) (.*/\1/p' /tmp/log | head -n 1
 }
-while read -r name patterns; do
+while read -r name binary number patterns; do
 	echo "began $name"
 	for tests in $patterns; do
-		run "$name" "$tests" && continue
+		run "$binary" "$number" "$tests" && continue
 		test=$(failed)
-		# A mutant may leave the machine in a state in which everything fails.
+		# A mutant may leave the machine in a state in which all tests fail.
 		again=$tests
 		[ -z "$test" ] || again="^$test\$"
-		if run clean "$again"; then
+		if run all 0 "$again"; then
 			echo "noticed $name ${test:-a crash}"
 			continue 2
 		fi

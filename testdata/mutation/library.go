@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"go/ast"
 	"go/build"
@@ -91,18 +90,21 @@ func (l *library) mutants(seed uint64) []*mutant {
 	return choose(all)
 }
 
-// differs reports whether the mutant compiles and is another program.
-func (l *library) differs(m *mutant) bool {
-	return !bytes.Equal(m.source, l.sources[m.file]) && l.check(m.file, m.source, nil) == nil
+// compiles reports the error of the mutant, if any.
+func (l *library) compiles(m *mutant) error {
+	return l.check(m.file, apply(l.sources[m.file], m.edit), nil)
 }
+
+// differs reports whether the mutant compiles and is another program.
+func (l *library) differs(m *mutant) bool { return m.old != m.new && l.compiles(m) == nil }
 
 // gone returns the equivalents that are no longer there, whatever the seed.
 func (l *library) gone(known equivalents) (gone [][3]string) {
 	there := map[[3]string]bool{}
 	for _, name := range l.names {
 		for _, p := range findPlaces(l.fset, name, l.files[name], l.sources[name], l.info) {
-			for _, edits := range p.edits {
-				old, new := lines(l.sources[name], edits)
+			for _, e := range p.edits {
+				old, new := lines(l.sources[name], e)
 				there[[3]string{p.function, old, new}] = true
 			}
 		}

@@ -20,7 +20,8 @@ type mutant struct {
 	at       token.Position
 	old, new string
 	kernel   string // the kernel tests that must notice it; "" for all tests, the unit tests first
-	source   []byte // the broken file
+	edit     edit
+	number   int // in the program of many mutants; 0 for those that need one of their own
 
 	noticed string // by what; "" as long as nothing did
 	ended   int    // how often a guest ended, or was spoilt, with it
@@ -70,7 +71,8 @@ func readMutants(path string, sources map[string][]byte) (mutants []*mutant, err
 			err = errors.Join(err, fmt.Errorf("%s: %q is %d times in %s, want once", m.name, m.old, n, m.file))
 			continue
 		}
-		m.source = []byte(strings.Replace(string(sources[m.file]), m.old, m.new, 1))
+		from := strings.Index(string(sources[m.file]), m.old)
+		m.edit = edit{from, from + len(m.old), m.new}
 		mutants = append(mutants, m)
 	}
 	return mutants, err

@@ -37,17 +37,19 @@ func main() {
 		places  = flag.Int("places", 0, "`number` of random mutants")
 		skip    = flag.Int("skip", 0, "leave out the first `number` random mutants")
 		seed    = flag.Uint64("seed", 1, "what chooses the random mutants")
-		limit   = flag.Duration("timeout", 45*time.Second, "how long the unit tests may take")
 		kernels = flag.String("kernels", "6.12", "kernels to run the kernel tests on, until one notices")
-		jobs    = flag.Int("jobs", runtime.NumCPU(), "mutants whose unit tests run at a time")
+		jobs    = flag.Int("jobs", 1+runtime.NumCPU(), "mutants whose unit tests run at a time")
 	)
 	flag.Parse()
-	r := &runner{limit: *limit, kernels: strings.Fields(*kernels)}
-	var err error
-	if r.dir, err = filepath.Abs(flag.Arg(0)); err != nil {
+	dir, err := filepath.Abs(flag.Arg(0))
+	if err != nil {
 		log.Fatal(err)
 	}
-	chosen, known, err := choices(r.dir, *seed, *every, *skip, *places, *only)
+	r := &runner{kernels: strings.Fields(*kernels), limit: 5 * time.Minute}
+	if r.library, err = loadLibrary(dir); err != nil {
+		log.Fatal(err)
+	}
+	chosen, known, err := choices(r.library, *seed, *every, *skip, *places, *only)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -74,16 +76,12 @@ func main() {
 }
 
 // choices returns the mutants to try, all of which compile.
-func choices(dir string, seed uint64, every, skip, places int, only string) (chosen []*mutant, known equivalents, err error) {
-	l, err := loadLibrary(dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	byHand, err := readMutants(filepath.Join(dir, "testdata/mutation/mutants"), l.sources)
+func choices(l *library, seed uint64, every, skip, places int, only string) (chosen []*mutant, known equivalents, err error) {
+	byHand, err := readMutants(filepath.Join(l.dir, "testdata/mutation/mutants"), l.sources)
 	if err != nil {
 		return nil, nil, fmt.Errorf("written by hand:\n%w", err)
 	}
-	if known, err = readEquivalents(filepath.Join(dir, "testdata/mutation/equivalents")); err != nil {
+	if known, err = readEquivalents(filepath.Join(l.dir, "testdata/mutation/equivalents")); err != nil {
 		return nil, nil, err
 	}
 	for _, key := range l.gone(known) {
@@ -93,7 +91,7 @@ func choices(dir string, seed uint64, every, skip, places int, only string) (cho
 		if every == 0 || n%every != 0 || !strings.Contains(m.String(), only) {
 			continue
 		}
-		if e := l.check(m.file, m.source, nil); e != nil {
+		if e := l.compiles(m); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s: does not compile: %w", m, e))
 		}
 		chosen = append(chosen, m)
@@ -119,7 +117,7 @@ func choices(dir string, seed uint64, every, skip, places int, only string) (cho
 
 // tryAll tries the mutants, reports how each ended, and whether all were noticed.
 func tryAll(r *runner, mutants []*mutant, known equivalents, jobs int) (ok bool, err error) {
-	if err := r.prepare(); err != nil {
+	if err := r.prepare(mutants); err != nil {
 		return false, err
 	}
 	var mu sync.Mutex // of all that follows

@@ -31,7 +31,7 @@ type place struct {
 	function string // as in "(*Handle).Close", or the declared constant or variable
 	kind     string
 	at       token.Position
-	edits    [][]edit
+	edits    []edit
 }
 
 // finder collects the places of one file.
@@ -103,21 +103,21 @@ func (f *finder) text(n ast.Node) string {
 
 // add notes a place; each text is one way to write node otherwise.
 func (f *finder) add(kind string, node ast.Node, texts ...string) {
-	var edits [][]edit
+	var edits []edit
 	for _, text := range texts {
-		edits = append(edits, []edit{{f.offset(node.Pos()), f.offset(node.End()), text}})
+		edits = append(edits, edit{f.offset(node.Pos()), f.offset(node.End()), text})
 	}
 	f.addEdits(kind, node, edits...)
 }
 
-func (f *finder) addEdits(kind string, node ast.Node, edits ...[]edit) {
+func (f *finder) addEdits(kind string, node ast.Node, edits ...edit) {
 	f.places = append(f.places, place{f.file, f.function, kind, f.fset.Position(node.Pos()), edits})
 }
 
 // operator returns the edits that put each of the operators at pos.
-func (f *finder) operator(pos token.Pos, old token.Token, new ...string) (edits [][]edit) {
+func (f *finder) operator(pos token.Pos, old token.Token, new ...string) (edits []edit) {
 	for _, text := range new {
-		edits = append(edits, []edit{{f.offset(pos), f.offset(pos) + len(old.String()), text}})
+		edits = append(edits, edit{f.offset(pos), f.offset(pos) + len(old.String()), text})
 	}
 	return edits
 }
@@ -326,9 +326,9 @@ func mutants(places []place, source []byte, seed uint64) (all []*mutant) {
 		key := strings.Join([]string{p.function, p.kind, old}, "\x00")
 		seen[key]++
 		key += fmt.Sprint("\x00", seen[key])
-		edits := p.edits[hash(seed, key)%uint64(len(p.edits))]
-		m := &mutant{file: p.file, function: p.function, kind: p.kind, at: p.at, source: apply(source, edits)}
-		m.old, m.new = lines(source, edits)
+		e := p.edits[hash(seed, key)%uint64(len(p.edits))]
+		m := &mutant{file: p.file, function: p.function, kind: p.kind, at: p.at, edit: e}
+		m.old, m.new = lines(source, e)
 		m.id = fmt.Sprintf("%08x", uint32(hash(0, key, m.new)))
 		m.order = hash(seed, key, m.new)
 		all = append(all, m)
@@ -336,8 +336,8 @@ func mutants(places []place, source []byte, seed uint64) (all []*mutant) {
 	return all
 }
 
-// apply returns the source with the edits made.
-func apply(source []byte, edits []edit) []byte {
+// apply returns the source with the edits made, which are in order.
+func apply(source []byte, edits ...edit) []byte {
 	var out bytes.Buffer
 	at := 0
 	for _, e := range edits {
@@ -349,20 +349,14 @@ func apply(source []byte, edits []edit) []byte {
 	return out.Bytes()
 }
 
-// lines returns the lines that the edits change, as they were and as they are,
+// lines returns the lines that the edit changes, as they were and as they are,
 // without what is around them and with single spaces.
-func lines(source []byte, edits []edit) (old, new string) {
-	from := bytes.LastIndexByte(source[:edits[0].from], '\n') + 1
-	last := edits[len(edits)-1].to
-	to := len(source)
-	if n := bytes.IndexByte(source[last:], '\n'); n >= 0 {
-		to = last + n
+func lines(source []byte, e edit) (old, new string) {
+	from, to := bytes.LastIndexByte(source[:e.from], '\n')+1, len(source)
+	if n := bytes.IndexByte(source[e.to:], '\n'); n >= 0 {
+		to = e.to + n
 	}
-	moved := make([]edit, len(edits))
-	for n, e := range edits {
-		moved[n] = edit{e.from - from, e.to - from, e.text}
-	}
-	return oneLine(source[from:to]), oneLine(apply(source[from:to], moved))
+	return oneLine(source[from:to]), oneLine(apply(source[from:to], edit{e.from - from, e.to - from, e.text}))
 }
 
 func oneLine(text []byte) string { return strings.Join(strings.Fields(string(text)), " ") }

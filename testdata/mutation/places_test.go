@@ -52,8 +52,8 @@ func TestFindPlaces(t *testing.T) {
 	fset, file, info := load(t, example)
 	var got []string
 	for _, p := range findPlaces(fset, "p.go", file, []byte(example), info) {
-		for _, edits := range p.edits {
-			_, new := lines([]byte(example), edits)
+		for _, e := range p.edits {
+			_, new := lines([]byte(example), e)
 			got = append(got, p.function+" "+p.kind+": "+new)
 		}
 	}

@@ -18,8 +18,9 @@ import (
 
 // runner builds the tests of mutants, and runs them.
 type runner struct {
-	dir     string // the library's
+	library *library
 	work    string // for temporary files
+	all     string // the program with most mutants
 	limit   time.Duration
 	kernels []string
 
@@ -29,39 +30,48 @@ type runner struct {
 // Kernel tests that take long; those that notice a mutant are mostly others.
 var slow = regexp.MustCompile(`Killed|FailingCalls|Soak|Stress|Churn|Fault|Propert|Drain|Daemon|Counters|Tunnel|ManyHandles|Module`)
 
-// build builds a mutant's tests; nothing but the one file is other than in the checkout.
-func (r *runner) build(m *mutant, name string) (binary string, err error) {
+// build builds the library's tests, with files that are other than in the checkout.
+func (r *runner) build(name string, files map[string][]byte) (binary string, err error) {
 	binary = filepath.Join(r.work, name)
-	args := []string{"test", "-c", "-o", binary, "-ldflags=-s -w"}
-	if m != nil {
-		source, overlay := binary+".go", binary+".json"
-		text, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(r.dir, m.file): source}})
-		if err != nil {
+	replace := map[string]string{}
+	for file, source := range files {
+		path := binary + "." + file
+		if err := os.WriteFile(path, source, 0o644); err != nil {
 			return "", err
 		}
-		if err := os.WriteFile(source, m.source, 0o644); err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(overlay, text, 0o644); err != nil {
-			return "", err
-		}
-		args = append(args, "-overlay="+overlay)
+		replace[filepath.Join(r.library.dir, file)] = path
 	}
-	command := exec.Command("go", append(args, ".")...)
-	command.Dir, command.Env = r.dir, append(os.Environ(), "CGO_ENABLED=0")
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(binary+".json", overlay, 0o644); err != nil {
+		return "", err
+	}
+	command := exec.Command("go", "test", "-c", "-o", binary, "-ldflags=-s -w", "-overlay="+binary+".json", ".")
+	command.Dir, command.Env = r.library.dir, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := command.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w\n%s", name, err, out)
 	}
 	return binary, nil
 }
 
+// binary returns the program with the mutant, built under the name if it is one of
+// its own.
+func (r *runner) binary(m *mutant, name string) (string, error) {
+	if m.number > 0 {
+		return r.all, nil
+	}
+	return r.build(name, map[string][]byte{m.file: apply(r.library.sources[m.file], m.edit)})
+}
+
 // unit runs the tests of a binary here. A mutant may take all memory, or never end.
-func (r *runner) unit(binary string, args ...string) (string, error) {
+func (r *runner) unit(binary string, number int, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.limit+30*time.Second)
 	defer cancel()
 	command := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 4194304; exec "$0" "$@"`,
 		binary, "-test.timeout=" + r.limit.String()}, args...)...)
-	command.Dir = r.dir
+	command.Dir, command.Env = r.library.dir, append(os.Environ(), fmt.Sprint(numberVariable, "=", number))
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
 	command.WaitDelay = 5 * time.Second
@@ -86,17 +96,19 @@ func failed(out string) string {
 	return "a crash"
 }
 
-// prepare checks that the tests pass without a mutant, or their failure would say
+// prepare builds the program with most mutants, checks that the tests pass without a mutant, or their failure would say
 // nothing, and learns which of them need a kernel with IPVS.
-func (r *runner) prepare() error {
-	binary, err := r.build(nil, "clean")
-	if err != nil {
+func (r *runner) prepare(mutants []*mutant) (err error) {
+	if r.all, err = r.build("all", r.library.combine(mutants)); err != nil {
 		return err
 	}
-	out, err := r.unit(binary, "-test.v")
+	began := time.Now()
+	out, err := r.unit(r.all, 0, "-test.v")
 	if err != nil {
 		return fmt.Errorf("the tests fail without a mutant: %w\n%s", err, out)
 	}
+	// A mutant that takes so much longer will not end.
+	r.limit = 15*time.Second + 5*time.Since(began)
 	var names [2][]string
 	seen := map[string]bool{}
 	for _, found := range skippedTest.FindAllStringSubmatch(out, -1) {
@@ -122,14 +134,14 @@ func pattern(names []string) string {
 
 // try runs the unit tests.
 func (r *runner) try(m *mutant, name string) error {
-	binary, err := r.build(m, name)
+	binary, err := r.binary(m, name)
 	if err != nil {
 		return err
 	}
-	if out, err := r.unit(binary, "-test.failfast"); err != nil {
+	if out, err := r.unit(binary, m.number, "-test.failfast"); err != nil {
 		m.noticed = failed(out)
 	}
-	return os.Remove(binary)
+	return nil
 }
 
 //go:embed guest.sh
@@ -143,7 +155,7 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.Link(filepath.Join(r.work, "clean"), filepath.Join(dir, "clean")); err != nil {
+	if err := os.Link(r.all, filepath.Join(dir, "all")); err != nil {
 		return nil, err
 	}
 	script := filepath.Join(dir, "guest.sh")
@@ -151,29 +163,32 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 		return nil, err
 	}
 	var list strings.Builder
-	byName := map[string]*mutant{}
+	byName, own := map[string]*mutant{}, 0
 	for n, m := range mutants {
 		name := fmt.Sprint("m", n)
-		binary, err := r.build(m, name)
+		binary, err := r.binary(m, name)
 		if err != nil {
 			return nil, err
 		}
-		if err := os.Rename(binary, filepath.Join(dir, name)); err != nil {
-			return nil, err
+		if binary != r.all {
+			own++
+			if err := os.Rename(binary, filepath.Join(dir, name)); err != nil {
+				return nil, err
+			}
 		}
 		byName[name] = m
 		if m.kernel != "" {
-			fmt.Fprintln(&list, name, m.kernel)
+			fmt.Fprintln(&list, name, filepath.Base(binary), m.number, m.kernel)
 		} else {
-			fmt.Fprintln(&list, name, r.fast, r.slow)
+			fmt.Fprintln(&list, name, filepath.Base(binary), m.number, r.fast, r.slow)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644); err != nil {
 		return nil, err
 	}
 	const limit = 200 // seconds for one run of tests
-	command := exec.Command(filepath.Join(r.dir, "testdata/vm/run"), "--kernel", kernel,
-		"--memory", fmt.Sprint(1024+20*len(mutants)), "--timeout", fmt.Sprint(300+3*limit*len(mutants)),
+	command := exec.Command(filepath.Join(r.library.dir, "testdata/vm/run"), "--kernel", kernel,
+		"--memory", fmt.Sprint(1024+20*own), "--timeout", fmt.Sprint(300+3*limit*len(mutants)),
 		"--file", dir+":/mutants", "--env", "IPVS_TEST_VM=1", "--", "/mutants/guest.sh", fmt.Sprint(limit))
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
@@ -222,7 +237,7 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 // onKernels runs the kernel tests of mutants, on one kernel after the other until
 // something notices them.
 func (r *runner) onKernels(mutants []*mutant, report func(*mutant)) error {
-	const batch = 12 // as many binaries as fit into the memory of a guest
+	const batch = 24 // mutants in a guest; some have a program of their own, which takes memory
 	for _, kernel := range r.kernels {
 		var left []*mutant
 		for len(mutants) > 0 {
