@@ -1,11 +1,10 @@
 #!/bin/sh
 # Runs in the virtual machine: the kernel tests of each mutant listed in
 # /mutants/list, as lines of a name, a program, the mutant's number in it, and
-# patterns of tests. Prints how each ended.
+# patterns of tests with the seconds they may take. Prints how each ended.
 set -f
-limit=$1
 run() {
-	program=$1 tests=$3
+	program=$1 limit=${3%%:*} tests=${3#*:}
 	IPVS_MUTANT=$2 timeout -s KILL $((limit + 20)) "/mutants/$program" -test.run "$tests" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
 	status=$?
 	killall -q -9 "$program" exe
@@ -22,7 +21,7 @@ while read -r name binary number patterns; do
 		test=$(failed)
 		# A mutant may leave the machine in a state in which all tests fail.
 		again=$tests
-		[ -z "$test" ] || again="^$test\$"
+		[ -z "$test" ] || again="${tests%%:*}:^$test\$"
 		if run all 0 "$again"; then
 			echo "noticed $name ${test:-a crash}"
 			continue 2

@@ -20,6 +20,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -30,7 +31,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("mutation: ")
 	var (
-		only    = flag.String("only", "", "only mutants with this `text` in their name, place or lines")
+		only    = flag.String("only", "", "only mutants whose line in the report matches the `pattern`")
 		build   = flag.Bool("build", false, "only check that the mutants compile")
 		list    = flag.Bool("list", false, "only list the mutants")
 		every   = flag.Int("every", 1, "only each `N`th mutant of those written by hand; 0 for none")
@@ -38,6 +39,7 @@ func main() {
 		skip    = flag.Int("skip", 0, "leave out the first `number` random mutants")
 		seed    = flag.Uint64("seed", 1, "what chooses the random mutants")
 		kernels = flag.String("kernels", "6.12", "kernels to run the kernel tests on, until one notices")
+		quick   = flag.Bool("quick", false, "without the kernel tests that take long")
 		jobs    = flag.Int("jobs", 1+runtime.NumCPU(), "mutants whose unit tests run at a time")
 	)
 	flag.Parse()
@@ -45,11 +47,15 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r := &runner{kernels: strings.Fields(*kernels), limit: 5 * time.Minute}
+	pattern, err := regexp.Compile(*only)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r := &runner{kernels: strings.Fields(*kernels), limit: 5 * time.Minute, quick: *quick}
 	if r.library, err = loadLibrary(dir); err != nil {
 		log.Fatal(err)
 	}
-	chosen, known, err := choices(r.library, *seed, *every, *skip, *places, *only)
+	chosen, known, err := choices(r.library, *seed, *every, *skip, *places, pattern)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -76,7 +82,7 @@ func main() {
 }
 
 // choices returns the mutants to try, all of which compile.
-func choices(l *library, seed uint64, every, skip, places int, only string) (chosen []*mutant, known equivalents, err error) {
+func choices(l *library, seed uint64, every, skip, places int, only *regexp.Regexp) (chosen []*mutant, known equivalents, err error) {
 	byHand, err := readMutants(filepath.Join(l.dir, "testdata/mutation/mutants"), l.sources)
 	if err != nil {
 		return nil, nil, fmt.Errorf("written by hand:\n%w", err)
@@ -88,7 +94,7 @@ func choices(l *library, seed uint64, every, skip, places int, only string) (cho
 		log.Printf("equivalents: no longer there: %s: %s -> %s", key[0], key[1], key[2])
 	}
 	for n, m := range byHand {
-		if every == 0 || n%every != 0 || !strings.Contains(m.String(), only) {
+		if every == 0 || n%every != 0 || !only.MatchString(m.String()) {
 			continue
 		}
 		if e := l.compiles(m); e != nil {
@@ -103,7 +109,7 @@ func choices(l *library, seed uint64, every, skip, places int, only string) (cho
 		if places == 0 {
 			break
 		}
-		if !strings.Contains(m.String(), only) || !l.differs(m) {
+		if !only.MatchString(m.String()) || !l.differs(m) {
 			continue
 		}
 		if places--; skip > 0 {

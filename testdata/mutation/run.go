@@ -24,7 +24,8 @@ type runner struct {
 	limit   time.Duration
 	kernels []string
 
-	fast, slow string // patterns of the tests that only run on a kernel with IPVS
+	quick bool   // without the slow tests
+	tests string // patterns of the tests that only run on a kernel with IPVS
 }
 
 // Kernel tests that take long; those that notice a mutant are mostly others.
@@ -121,15 +122,19 @@ func (r *runner) prepare(mutants []*mutant) (err error) {
 			names[n] = append(names[n], name)
 		}
 	}
-	r.fast, r.slow = pattern(names[0]), pattern(names[1])
+	r.tests = patterns("300", names[0])
+	if !r.quick {
+		r.tests += patterns("900", names[1])
+	}
 	return nil
 }
 
-func pattern(names []string) string {
+// patterns returns what the guest's script understands; nothing for no tests.
+func patterns(seconds string, names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "^(" + strings.Join(names, "|") + ")$"
+	return " " + seconds + ":^(" + strings.Join(names, "|") + ")$"
 }
 
 // try runs the unit tests.
@@ -177,19 +182,18 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 			}
 		}
 		byName[name] = m
+		tests := r.tests
 		if m.kernel != "" {
-			fmt.Fprintln(&list, name, filepath.Base(binary), m.number, m.kernel)
-		} else {
-			fmt.Fprintln(&list, name, filepath.Base(binary), m.number, r.fast, r.slow)
+			tests = " 300:" + m.kernel
 		}
+		fmt.Fprintln(&list, name, filepath.Base(binary), fmt.Sprint(m.number)+tests)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644); err != nil {
 		return nil, err
 	}
-	const limit = 200 // seconds for one run of tests
 	command := exec.Command(filepath.Join(r.library.dir, "testdata/vm/run"), "--kernel", kernel,
-		"--memory", fmt.Sprint(1024+20*own), "--timeout", fmt.Sprint(300+3*limit*len(mutants)),
-		"--file", dir+":/mutants", "--env", "IPVS_TEST_VM=1", "--", "/mutants/guest.sh", fmt.Sprint(limit))
+		"--memory", fmt.Sprint(1024+20*own), "--timeout", fmt.Sprint(300+2000*len(mutants)),
+		"--file", dir+":/mutants", "--env", "IPVS_TEST_VM=1", "--", "/mutants/guest.sh")
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.StdoutPipe()
