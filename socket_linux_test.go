@@ -278,3 +278,59 @@ func TestBulkSocketTriedAgain(t *testing.T) {
 		t.Errorf("the second socket has a buffer of %d bytes", len(bulk.in))
 	}
 }
+
+// A closed socket sends and receives nothing.
+func TestClosedSocket(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	s := i.socket
+	s.close()
+	if err := s.send([]byte("request")); err != ErrClosed || len(k.requests) != 0 {
+		t.Errorf("send: %v", err)
+	}
+	if got, err := s.receive(); err != ErrClosed || got != nil {
+		t.Errorf("receive: %v, %v", got, err)
+	}
+	if got, err := s.receiveUntil(time.Now().Add(time.Minute)); err != ErrClosed || got != nil {
+		t.Errorf("receiveUntil: %v, %v", got, err)
+	}
+	if err := s.wantErrorText(); err != nil { // the fake's has it already
+		t.Error(err)
+	}
+	s.errorText = false
+	if err := s.wantErrorText(); err != ErrClosed {
+		t.Errorf("wantErrorText: %v", err)
+	}
+}
+
+// The sizes of the two buffers are not taken for each other.
+func TestSocketBuffers(t *testing.T) {
+	s, err := openSocket()
+	must(t, err)
+	defer s.close()
+	must(t, s.withFD(func(fd int) error {
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 20000), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 30000))
+	}))
+	// The kernel doubles what is asked for.
+	if receive, send := s.buffers(); receive != 40000 || send != 60000 {
+		t.Errorf("got %d, %d", receive, send)
+	}
+}
+
+// The options for error texts are set, and once is enough.
+func TestWantErrorText(t *testing.T) {
+	s, err := openSocket()
+	must(t, err)
+	defer s.close()
+	must(t, s.wantErrorText())
+	if !s.errorText {
+		t.Error("the next batch sets them again")
+	}
+	must(t, s.withFD(func(fd int) error {
+		for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
+			if on, err := unix.GetsockoptInt(fd, unix.SOL_NETLINK, option); err != nil || on != 1 {
+				t.Errorf("option %d: %d, %v", option, on, err)
+			}
+		}
+		return nil
+	}))
+}

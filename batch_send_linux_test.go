@@ -1,0 +1,160 @@
+package ipvs
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A batch that cannot be sent says so of every change, and stops.
+func TestDoCannotSend(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	k.sendErr = []error{unix.ENOBUFS}
+	var b Batch
+	for n := range maxSend + 2 {
+		b.NewService(ipv4Service(n))
+	}
+	var failed *BatchError
+	if err := i.Do(&b); !errors.As(err, &failed) || len(failed.Errors) != maxSend+2 || len(k.requests) != 0 {
+		t.Fatalf("%v, %d requests", err, len(k.requests))
+	}
+	const why = "ipvs: sending a batch: the kernel had no room for it: no buffer space available"
+	for n, op := range failed.Errors {
+		want := why
+		if n >= maxSend {
+			want = "ipvs: not sent, after: " + why
+		}
+		if op.Index != n || op.Err.Error() != want || !errors.Is(op, unix.ENOBUFS) {
+			t.Errorf("change %d: %v, want %s", n, op, want)
+		}
+	}
+}
+
+// Every change that fails is known by its method.
+func TestOperationNames(t *testing.T) {
+	i, _ := newFake(t, func(r []byte) []fakeReply { return one(errorReply(r, syscall.EPERM)) })
+	var b Batch
+	s, d := ipv4Service(1), ipv4Destination(1)
+	b.NewService(s)
+	b.UpdateService(s)
+	b.DelService(s)
+	b.NewDestination(s, d)
+	b.UpdateDestination(s, d)
+	b.DelDestination(s, d)
+	var failed *BatchError
+	if err := i.Do(&b); !errors.As(err, &failed) || len(failed.Errors) != 6 {
+		t.Fatal(err)
+	}
+	for n, want := range []string{"NewService", "UpdateService", "DelService", "NewDestination", "UpdateDestination", "DelDestination"} {
+		if got := failed.Errors[n].Op; got != want {
+			t.Errorf("change %d: %s, want %s", n, got, want)
+		}
+	}
+	if got := opName(cmdFlush); got != "command 17" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A sequence number is never used again: a late reply would be taken for another.
+func TestSequenceNumbersAreUsedOnce(t *testing.T) {
+	i, k := newFake(t, refuseSome(func([]byte) syscall.Errno { return 0 }))
+	var b Batch
+	for n := range 2*maxSend + 1 {
+		b.NewService(ipv4Service(n))
+	}
+	must(t, i.Do(&b))
+	must(t, i.NewService(ipv4Service(1)))
+	must(t, i.Do(&b))
+	must(t, i.DelDaemon(DaemonMaster))
+	must(t, i.NewService(ipv4Service(1)))
+	seen := map[uint32]bool{}
+	for _, r := range k.requests {
+		if seq := seqOf(r); seen[seq] {
+			t.Errorf("sequence number %d again", seq)
+		} else {
+			seen[seq] = true
+		}
+	}
+}
+
+// Requests without NLM_F_REQUEST do nothing. What is sent again has it, too.
+func TestEveryRequestIsOne(t *testing.T) {
+	const newFamily = fakeFamily + 1
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		switch {
+		case native.Uint16(r[6:])&unix.NLM_F_REQUEST == 0:
+			t.Errorf("not a request: %x", r)
+		case isFamilyRequest(r):
+			return one(familyReply(r, newFamily))
+		case native.Uint16(r[4:]) == fakeFamily:
+			return one(errorReply(r, syscall.ENOENT))
+		case native.Uint16(r[6:])&unix.NLM_F_ACK == 0:
+			return nil
+		}
+		return acknowledge(r)
+	})
+	var b Batch
+	b.NewService(ipv4Service(1))
+	b.NewService(ipv4Service(2))
+	if err := i.Do(&b); err != nil || len(k.requests) != 5 {
+		t.Errorf("%d requests, %v", len(k.requests), err)
+	}
+}
+
+// So many messages as are allowed travel at once, and at least one.
+func TestNextChunk(t *testing.T) {
+	var messages []byte
+	for range 3 {
+		msg := newGenlRequest(nil, 0, cmdFlush, genlVersion, 0)
+		setLength(msg)
+		messages = append(messages, msg...)
+	}
+	one := len(messages) / 3
+	for _, c := range []struct{ atMost, bytes, size, count int }{
+		{3, 3 * one, 3 * one, 3},
+		{9, 9 * one, 3 * one, 3},
+		{2, 9 * one, 2 * one, 2},
+		{1, 9 * one, one, 1},
+		{9, 2 * one, 2 * one, 2},
+		{9, 2*one - 1, one, 1},
+		{9, 1, one, 1},
+		{9, 0, one, 1},
+	} {
+		if size, count := nextChunk(messages, c.atMost, c.bytes); size != c.size || count != c.count {
+			t.Errorf("at most %d and %d bytes: %d bytes, %d messages; want %d, %d", c.atMost, c.bytes, size, count, c.size, c.count)
+		}
+	}
+}
+
+// The number of a change that cannot be sent counts from the batch's start.
+func TestAppendedNumbers(t *testing.T) {
+	bad := &Destination{Address: net.IPv4(10, 1, 0, 9), Weight: -1}
+	want := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, {ipv4Service(2), nil}}
+	have := []TableEntry{{ipv4Service(1), []*Destination{{Address: net.IPv4(10, 1, 0, 9), Weight: 1}}}}
+	want[0].Destinations = append(want[0].Destinations, bad)
+	// To come: two destinations and a service; then what is to change, which cannot.
+	if _, err := Diff(have, want); err == nil || !strings.HasPrefix(err.Error(), "ipvs: the wanted table: change 3, UpdateDestination -t 10.0.0.1:80 -r 10.1.0.9:0: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A socket without the options that a batch needs makes it fail, and nothing is sent.
+func TestDoWithoutSocketOptions(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	i.socket.errorText = false // the fake's socket, which is not netlink's, has none
+	var b Batch
+	b.NewService(ipv4Service(1))
+	err := i.Do(&b)
+	if !errors.Is(err, unix.EOPNOTSUPP) || !strings.HasPrefix(err.Error(), "ipvs: setting netlink socket option 10: ") || len(k.requests) != 0 {
+		t.Errorf("%v, %d requests", err, len(k.requests))
+	}
+	r := &Reconciler{Handle: i}
+	k.respond = listingTable(nil)
+	if got, err := r.Reconcile(wantedTable(1, 1)); !errors.Is(err, unix.EOPNOTSUPP) || got != (Changes{}) {
+		t.Errorf("Reconcile: %+v, %v", got, err)
+	}
+}

@@ -1,0 +1,131 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Each error number whose text misleads has its hint, and no other has one.
+func TestHints(t *testing.T) {
+	tunnel := func(kind uint8, port uint16) *Destination {
+		return &Destination{AddressFamily: unix.AF_INET, TunnelType: kind, TunnelPort: port}
+	}
+	service := func(scheduler, engine string) *Service {
+		return &Service{AddressFamily: unix.AF_INET, SchedName: scheduler, PEName: engine}
+	}
+	const unicast = "the address must be a unicast one in this network namespace, which needs an interface that is up"
+	for _, c := range []struct {
+		s    *Service
+		d    *Destination
+		err  error
+		want string
+	}{
+		{nil, nil, syscall.ENOENT, ""},
+		{nil, tunnel(0, 0), syscall.ENOENT, ""},
+		{service("rr", ""), tunnel(0, 0), syscall.ENOENT, "no such destination"},
+		{service("", ""), nil, syscall.ENOENT, "the service names no scheduler"},
+		{service("", "sip"), nil, syscall.ENOENT, "the service names no scheduler"},
+		{service("rr", "sip"), nil, syscall.ENOENT, `the kernel has no scheduler "rr" or no persistence engine "sip"`},
+		{service("rr", ""), nil, syscall.ENOENT, `the kernel has no scheduler "rr": module ip_vs_rr`},
+		{service("rr", ""), nil, syscall.ESRCH, "no such service"},
+		{service("rr", ""), tunnel(0, 0), syscall.ESRCH, "no such service"},
+		{service("", ""), nil, syscall.EEXIST, ""},
+		{service("rr", "sip"), nil, syscall.EPERM, ""},
+		{service("rr", ""), tunnel(TunnelGUE, 0), syscall.EEXIST, ""},
+		{service("rr", ""), nil, syscall.EINVAL, ""},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET6}, syscall.EINVAL,
+			"only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET6}, syscall.EEXIST, ""},
+		{service("rr", ""), tunnel(TunnelGUE, 0), syscall.EINVAL, "a GUE tunnel needs a port"},
+		{service("rr", ""), tunnel(TunnelGUE, 6080), syscall.EINVAL, unicast},
+		{service("rr", ""), tunnel(TunnelGRE, 0), syscall.EINVAL, unicast},
+		{service("rr", ""), tunnel(TunnelIPIP, 0), syscall.EINVAL, unicast},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, UpperThreshold: math.MaxInt32}, syscall.EINVAL, unicast},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, UpperThreshold: math.MaxInt32 + 1}, syscall.EINVAL, "thresholds go up to 2^31-1"},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, LowerThreshold: math.MaxInt32 + 1}, syscall.EINVAL, "thresholds go up to 2^31-1"},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, LowerThreshold: math.MaxInt32 + 1}, syscall.ERANGE, ""},
+	} {
+		if got := (&OpError{Service: c.s, Destination: c.d, Err: c.err}).hint(); got != c.want {
+			t.Errorf("%v of %+v, %+v: got %q, want %q", c.err, c.s, c.d, got, c.want)
+		}
+	}
+}
+
+// A batch's error names the first changes, and how many more failed.
+func TestBatchErrorText(t *testing.T) {
+	const first = "change 0, DelService: broken pipe; change 1, DelService: broken pipe; change 2, DelService: broken pipe"
+	for failures, want := range map[int]string{
+		1: "ipvs: 1 of 9 changes failed; change 0, DelService: broken pipe",
+		3: "ipvs: 3 of 9 changes failed; " + first,
+		4: "ipvs: 4 of 9 changes failed; " + first + "; and 1 more",
+		9: "ipvs: 9 of 9 changes failed; " + first + "; and 6 more",
+	} {
+		e := &BatchError{total: 9}
+		for n := range failures {
+			e.Errors = append(e.Errors, &OpError{Index: n, Op: "DelService", Err: syscall.EPIPE})
+		}
+		if e.Error() != want {
+			t.Errorf("got  %s\nwant %s", e, want)
+		}
+	}
+}
+
+// What could not be sent or received says what it was, and why.
+func TestTransportErrors(t *testing.T) {
+	i := &Handle{}
+	i.timeout.Store(int64(2 * time.Second))
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{unix.ENOBUFS, "ipvs: sending: the kernel had no room for it: no buffer space available"},
+		{unix.EPERM, "ipvs: sending: operation not permitted"},
+		{os.ErrDeadlineExceeded, "ipvs: no reply from the kernel within 2s: i/o timeout"},
+		{errTruncated, errTruncated.Error()},
+	} {
+		if got := i.transportError("sending", c.err); got.Error() != c.want || !errors.Is(got, c.err) {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+	i.closed.Store(true)
+	if got := i.transportError("sending", unix.EPERM); got != ErrClosed {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Errors about a family name the families there are.
+func TestFamilyErrors(t *testing.T) {
+	err := errUnknownFamily(7)
+	if want := "ipvs: address family 7 is neither AF_INET (2) nor AF_INET6 (10): address family not supported by protocol"; err.Error() != want || !errors.Is(err, syscall.EAFNOSUPPORT) {
+		t.Errorf("got %q, want %q", err, want)
+	}
+	err = errFamilyMismatch(unix.AF_INET6, net.IP{10, 0, 0, 1}, "service")
+	if want := "ipvs: the service's address 10.0.0.1 is not of its address family 10"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+// A reply without what it is about is an error.
+func TestReplyLacksAttribute(t *testing.T) {
+	for cmd, call := range map[uint8]func(*Handle) (any, error){
+		cmdNewService: func(i *Handle) (any, error) { s, err := i.GetServices(); return len(s), err },
+		cmdNewDest:    func(i *Handle) (any, error) { d, err := i.GetDestinations(&someService); return len(d), err },
+		cmdNewDaemon:  func(i *Handle) (any, error) { d, err := i.GetDaemons(); return len(d), err },
+	} {
+		i, _ := newFake(t, func(r []byte) []fakeReply {
+			return one(append(dataReply(r, unix.NLM_F_MULTI, cmd, attr(99, ne32(1))), doneReply(r, 0)...))
+		})
+		want := map[uint8]string{cmdNewService: "service", cmdNewDest: "destination", cmdNewDaemon: "daemon"}[cmd]
+		if n, err := call(i); n != 0 || fmt.Sprint(err) != "ipvs: malformed reply: no "+want {
+			t.Errorf("got %v, %v", n, err)
+		}
+	}
+}

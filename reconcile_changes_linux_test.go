@@ -1,0 +1,257 @@
+package ipvs
+
+import (
+	"errors"
+	"net"
+	"reflect"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listingTable makes a fake kernel's answers: the services and destinations of a
+// table; everything else is acknowledged where that is asked for.
+func listingTable(table []TableEntry) func(r []byte) []fakeReply {
+	return func(r []byte) []fakeReply {
+		var answer []byte
+		switch cmdOf(r) {
+		case cmdGetService:
+			for _, e := range table {
+				attrs, _ := fillService(nil, e.Service, true)
+				answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewService, attrs)...)
+			}
+		case cmdGetDest:
+			s, _ := decode(r)
+			for _, e := range table {
+				if !e.Service.Address.Equal(s.Address) {
+					continue
+				}
+				for _, d := range e.Destinations {
+					attrs, _ := fillDestination(nil, d, true)
+					answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewDest, attrs)...)
+				}
+			}
+		default:
+			if native.Uint16(r[6:])&unix.NLM_F_ACK == 0 {
+				return nil
+			}
+			return acknowledge(r)
+		}
+		return one(append(answer, doneReply(r, 0)...))
+	}
+}
+
+// Each kind of change is counted, also where new services go first.
+func TestReconcileCountsChanges(t *testing.T) {
+	// To come: 1 service with 6 destinations. To change: 2 services and, of the
+	// service that stays, 4 destinations. To go: its other 5, and 3 services.
+	have, want := wantedTable(6, 0), wantedTable(3, 0)
+	for n := range 2 {
+		have[n].Service = serviceWith(n, "sh")
+	}
+	for n := range 9 {
+		have[2].Destinations = append(have[2].Destinations, ipv4Destination(n))
+	}
+	for n := range 4 {
+		d := ipv4Destination(n)
+		d.Weight = 7
+		want[2].Destinations = append(want[2].Destinations, d)
+	}
+	added := TableEntry{Service: ipv4Service(20)}
+	for n := range 6 {
+		added.Destinations = append(added.Destinations, ipv4Destination(n))
+	}
+	want = append(want, added)
+	expected := Changes{ServicesAdded: 1, ServicesUpdated: 2, ServicesDeleted: 3,
+		DestinationsAdded: 6, DestinationsUpdated: 4, DestinationsDeleted: 5}
+	for name, owned := range map[string]func(*Service) bool{"all": nil, "owned": func(*Service) bool { return true }} {
+		t.Run(name, func(t *testing.T) {
+			i, k := newFake(t, listingTable(have))
+			got, err := (&Reconciler{Handle: i, Owned: owned}).Reconcile(want)
+			if err != nil || got != expected {
+				t.Errorf("got  %+v, %v\nwant %+v", got, err, expected)
+			}
+			sent := 0
+			for _, r := range k.requests {
+				if cmd := cmdOf(r); cmd != cmdGetService && cmd != cmdGetDest {
+					sent++
+				}
+			}
+			if got.Total() != sent || sent != 21 {
+				t.Errorf("%d changes in all, %d sent, want 21", got.Total(), sent)
+			}
+		})
+	}
+}
+
+// reconcilerOn returns a reconciler of everything on a fake kernel with a table,
+// which refuses what refuse says.
+func reconcilerOn(t *testing.T, have []TableEntry, refuse func(cmd uint8, s *Service, d *Destination) syscall.Errno) (*Reconciler, *fakeKernel) {
+	answer := listingTable(have)
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		if cmd := cmdOf(r); cmd != cmdGetService && cmd != cmdGetDest {
+			if s, d := decode(r); refuse(cmd, s, d) != 0 {
+				return one(errorReply(r, refuse(cmd, s, d)))
+			}
+		}
+		return answer(r)
+	})
+	return &Reconciler{Handle: i, Owned: func(*Service) bool { return true }}, k
+}
+
+// New services go first where others own some. Whatever fails, of these or of the
+// rest, is reported under its number in the plan, and not counted.
+func TestReconcileOwnedReportsFailures(t *testing.T) {
+	want := wantedTable(3, 2) // 3 services, then 6 destinations
+	for _, c := range []struct {
+		name    string
+		refuse  func(cmd uint8, s *Service, d *Destination) syscall.Errno
+		failed  []int
+		changes Changes
+	}{
+		{"nothing", func(uint8, *Service, *Destination) syscall.Errno { return 0 }, nil,
+			Changes{ServicesAdded: 3, DestinationsAdded: 6}},
+		{"a service", func(cmd uint8, s *Service, _ *Destination) syscall.Errno {
+			if cmd == cmdNewService && s.Address[3] == 1 {
+				return syscall.ENOMEM
+			}
+			return 0
+		}, []int{1}, Changes{ServicesAdded: 2, DestinationsAdded: 4}},
+		{"destinations", func(cmd uint8, s *Service, d *Destination) syscall.Errno {
+			if cmd == cmdNewDest && s.Address[3] == 1 {
+				return syscall.ENOMEM
+			}
+			return 0
+		}, []int{5, 6}, Changes{ServicesAdded: 3, DestinationsAdded: 4}},
+		{"both", func(cmd uint8, s *Service, d *Destination) syscall.Errno {
+			if cmd == cmdNewService && s.Address[3] == 1 || cmd == cmdNewDest && s.Address[3] == 2 && d.Address[3] == 1 {
+				return syscall.ENOMEM
+			}
+			return 0
+		}, []int{1, 6}, Changes{ServicesAdded: 2, DestinationsAdded: 3}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, _ := reconcilerOn(t, nil, c.refuse)
+			got, err := r.Reconcile(want)
+			if got != c.changes {
+				t.Errorf("got  %+v\nwant %+v", got, c.changes)
+			}
+			var failed *BatchError
+			if errors.As(err, &failed) != (c.failed != nil) || c.failed == nil && err != nil {
+				t.Fatalf("got %v", err)
+			}
+			var numbers []int
+			if failed != nil {
+				for _, op := range failed.Errors {
+					numbers = append(numbers, op.Index)
+				}
+			}
+			if !slices.Equal(numbers, c.failed) {
+				t.Errorf("failed %v, want %v: %v", numbers, c.failed, err)
+			}
+		})
+	}
+}
+
+// Where somebody else was faster the table is read again.
+func TestReconcileReadsAgain(t *testing.T) {
+	want := wantedTable(2, 0)
+	var table []TableEntry
+	i, k := newFake(t, nil)
+	k.respond = func(r []byte) []fakeReply {
+		if cmdOf(r) == cmdNewService && len(table) == 0 {
+			table = want
+			return one(errorReply(r, syscall.EEXIST))
+		}
+		return listingTable(table)(r)
+	}
+	got, err := (&Reconciler{Handle: i}).Reconcile(want)
+	if err != nil || got != (Changes{ServicesAdded: 1}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// What is wanted has to be owned, and Owned sees it as the kernel will return it.
+func TestReconcileOwnedOnly(t *testing.T) {
+	want := []TableEntry{{&Service{Address: net.IPv4(10, 0, 0, 1), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}, nil}}
+	nothing := func(uint8, *Service, *Destination) syscall.Errno { return 0 }
+	r, k := reconcilerOn(t, nil, nothing)
+	var seen []Service
+	r.Owned = func(s *Service) bool { seen = append(seen, *s); return false }
+	got, err := r.Reconcile(want)
+	if err == nil || err.Error() != "ipvs: service -t 10.0.0.1:80 is wanted, but not owned" || got != (Changes{}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	returned := Service{AddressFamily: unix.AF_INET, Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin, Flags: ServiceFlagHashed}
+	if len(seen) != 1 || !reflect.DeepEqual(seen[0], returned) {
+		t.Errorf("saw  %+v\nwant %+v", seen, returned)
+	}
+	if len(k.requests) != 1 {
+		t.Errorf("%d requests", len(k.requests))
+	}
+	// What cannot be sent is no service that Owned could judge.
+	r.Owned = func(s *Service) bool { return s.Port > 0 }
+	for _, bad := range []*Service{nil, {Protocol: unix.IPPROTO_TCP, Port: 80}} {
+		if _, err := r.Reconcile([]TableEntry{{bad, nil}}); err == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+// Plan and Reconcile need a handle that works, and do not get in each other's way.
+func TestPlan(t *testing.T) {
+	if b, err := new(Reconciler).Plan(nil); err == nil || b != nil {
+		t.Errorf("without a handle: %v, %v", b, err)
+	}
+	if got, err := new(Reconciler).Reconcile(nil); err == nil || got != (Changes{}) {
+		t.Errorf("without a handle: %+v, %v", got, err)
+	}
+	r, k := reconcilerOn(t, wantedTable(1, 1), func(uint8, *Service, *Destination) syscall.Errno { return 0 })
+	b, err := r.Plan(wantedTable(1, 2))
+	if err != nil || b.String() != "-a -t 10.0.0.0:80 -r 10.1.0.1:8080 -m -w 1\n" || len(k.requests) != 2 {
+		t.Errorf("%v, %d requests, %v", b, len(k.requests), err)
+	}
+	r.mu.Lock()
+	done := make(chan error)
+	go func() { _, err := r.Plan(nil); done <- err }()
+	select {
+	case <-done:
+		t.Error("Plan did not wait for Reconcile")
+	case <-time.After(50 * time.Millisecond):
+		r.mu.Unlock()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	// The shortest time to drain is one, too: weight 0 comes first.
+	r.Drain = 1
+	if b, err := r.Plan(wantedTable(1, 0)); err != nil || b.String() != "-e -t 10.0.0.0:80 -r 10.1.0.0:8080 -m -w 0\n" {
+		t.Errorf("%v, %v", b, err)
+	}
+	r.Drain = 0
+	if b, err := r.Plan(wantedTable(1, 0)); err != nil || b.String() != "-d -t 10.0.0.0:80 -r 10.1.0.0:8080\n" {
+		t.Errorf("%v, %v", b, err)
+	}
+	r.Handle.Close()
+	if b, err := r.Plan(nil); err != ErrClosed || b != nil {
+		t.Errorf("closed: %v, %v", b, err)
+	}
+}
+
+// What cannot be sent is an error where destinations drain, wherever it is.
+func TestDrainBadInput(t *testing.T) {
+	bad := []TableEntry{{ipv4Service(1), []*Destination{{Port: 80}}}}
+	good := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1)}}}
+	badService := []TableEntry{{&Service{Protocol: unix.IPPROTO_TCP}, nil}}
+	for n, c := range []struct{ have, want []TableEntry }{
+		{good, bad}, {bad, good}, {bad, nil}, {good, badService}, {badService, good},
+	} {
+		r := &Reconciler{Drain: time.Minute}
+		if kept, err := r.keepDraining(new(plan), c.have, c.want); err == nil || kept != nil {
+			t.Errorf("case %d: %v, %v", n, kept, err)
+		}
+	}
+}
