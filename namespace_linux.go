@@ -1,10 +1,13 @@
 package ipvs
 
-// This file opens sockets in other network namespaces.
+// This file opens sockets, and files of /proc, in other network namespaces.
 
 import (
 	"fmt"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -87,4 +90,112 @@ func openSocketLike(s *socket) (like *socket, err error) {
 		}
 	}
 	return openSocketAt(ns)
+}
+
+// inNamespaceOf calls f on a thread in the network namespace of s. If the
+// calling thread is there already, f runs on it, and that needs no privilege; to
+// go there needs CAP_NET_ADMIN there and CAP_SYS_ADMIN.
+func inNamespaceOf(s *socket, f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ns, err := namespaceOf(s)
+	if err != nil {
+		if isOpenHere(s) {
+			return f()
+		}
+		return fmt.Errorf("ipvs: finding the handle's network namespace: %w", err)
+	}
+	defer ns.Close()
+	if here, err := netns.Get(); err == nil {
+		defer here.Close()
+		if here.Equal(ns) {
+			return f()
+		}
+	}
+	return inNamespace(ns, f)
+}
+
+// namespaceOf opens the network namespace of s. The kernel asks for
+// CAP_NET_ADMIN in it.
+func namespaceOf(s *socket) (ns netns.NsHandle, err error) {
+	ns = netns.None()
+	err = s.withFD(func(fd int) error {
+		n, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
+		ns = netns.NsHandle(n)
+		return err
+	})
+	return ns, err
+}
+
+// isOpenHere reports whether s is a socket of the calling thread's network
+// namespace: then the namespace's list of netlink sockets has its inode number.
+// Unlike namespaceOf it needs no privilege.
+func isOpenHere(s *socket) bool {
+	var stat unix.Stat_t
+	if err := s.withFD(func(fd int) error { return unix.Fstat(fd, &stat) }); err != nil {
+		return false
+	}
+	inode := strconv.FormatUint(stat.Ino, 10)
+	list, err := os.ReadFile("/proc/thread-self/net/netlink")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(list)) {
+		if fields := strings.Fields(line); len(fields) > 0 && fields[len(fields)-1] == inode {
+			return true
+		}
+	}
+	return false
+}
+
+// inNamespace calls f on a thread in the network namespace ns.
+//
+// That is never the caller's thread, and never the main one: if the way back
+// fails, the goroutine ends while locked to its thread, and the runtime then ends
+// the thread instead of running other goroutines in a foreign namespace. It
+// cannot end the main thread, and many programs read that one's files in /proc
+// as the process's own.
+func inNamespace(ns netns.NsHandle, f func() error) error {
+	errs := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine holds the main thread, the next gets another.
+			err := inNamespace(ns, f)
+			runtime.UnlockOSThread()
+			errs <- err
+			return
+		}
+		restored, err := callThere(ns, f)
+		if restored {
+			runtime.UnlockOSThread()
+		}
+		errs <- err
+	}()
+	return <-errs
+}
+
+// callThere moves the calling thread into ns, calls f and moves back; restored
+// reports whether the thread is where it was before.
+func callThere(ns netns.NsHandle, f func() error) (restored bool, err error) {
+	home, err := netns.Get()
+	if err != nil {
+		return true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := netns.Set(ns); err != nil {
+		return true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
+	}
+	err = f()
+	return netns.Set(home) == nil, err
+}
+
+// openProc opens a file below /proc/net for reading, as the network namespace of
+// s has it.
+func openProc(s *socket, name string) (file *os.File, err error) {
+	err = inNamespaceOf(s, func() (err error) {
+		file, err = os.Open("/proc/thread-self/net/" + name)
+		return err
+	})
+	return file, err
 }
