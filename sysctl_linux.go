@@ -55,8 +55,8 @@ func (i *Handle) GetSysctl(name string) (value int, err error) {
 // The error matches fs.ErrNotExist if this kernel has no such setting,
 // syscall.EROFS if /proc/sys is mounted read-only, as it is in most containers,
 // fs.ErrPermission if the process may not write, and syscall.EINVAL if the kernel
-// refuses the value. Which values it refuses depends on its version: 5.10 takes
-// any number for most settings.
+// refuses the value. It refuses few: most switches take any number of 32 bits, and
+// any but 0 turns them on.
 func (i *Handle) SetSysctl(name string, value int) error {
 	if value < math.MinInt32 || value > math.MaxInt32 {
 		return fmt.Errorf("ipvs: setting net.ipv4.vs.%s: %d has more than 32 bits: %w", name, value, unix.EINVAL)
