@@ -2,13 +2,18 @@ package ipvs
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -286,4 +291,161 @@ func familyOfText(address string) int {
 		return unix.AF_INET6
 	}
 	return unix.AF_INET
+}
+
+// flood makes n connections of UDP clients that are not there.
+func flood(t *testing.T, ns netns.NsHandle, n int) {
+	t.Helper()
+	var err error
+	within(t, ns, func() {
+		var fd int
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW); err != nil {
+			return
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrInet4{Addr: [4]byte{203, 0, 113, 1}}
+		p := make([]byte, 20+8)
+		p[0], p[8], p[9] = 0x45, 64, unix.IPPROTO_UDP
+		copy(p[16:], to.Addr[:])
+		binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
+		binary.BigEndian.PutUint16(p[22:], 53)
+		binary.BigEndian.PutUint16(p[24:], 8)
+		for k := range n {
+			binary.BigEndian.PutUint32(p[12:], 10<<24|uint32(k/50_000+1))
+			binary.BigEndian.PutUint16(p[20:], uint16(k%50_000+1024)) // port 20, of FTP's data, is not scheduled
+			if err = unix.Sendto(fd, p, 0, to); err != nil {
+				return
+			}
+		}
+	})
+	must(t, err)
+}
+
+// manyConnections is a namespace with n connections.
+func manyConnections(t *testing.T, n int) (*Handle, netns.NsHandle) {
+	t.Helper()
+	i, ns := newKernelHandle(t)
+	holdHooks()
+	iproute(t, ns, "link add sink type dummy", "addr add "+virtual4+"/32 dev lo", "addr add "+director4+"/24 dev sink", "link set sink up")
+	s := &Service{Address: net.ParseIP(virtual4), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: RoundRobin}
+	must(t, i.NewService(s))
+	must(t, i.NewDestination(s, &Destination{Address: net.ParseIP(real4), Port: 53, Weight: 1, ConnectionFlags: ConnectionFlagDirectRoute}))
+	start := time.Now()
+	flood(t, ns, n)
+	t.Logf("%d connections made in %v", n, time.Since(start))
+	return i, ns
+}
+
+// A long table is read in memory that does not depend on its length, and each
+// entry comes once if nothing changes. The kernel's time grows with the square of
+// the length: IPVS_TEST_CONNECTIONS=200000 takes an emulated machine many minutes.
+func TestKernelConnectionsMany(t *testing.T) {
+	n := 10_000
+	if text := os.Getenv("IPVS_TEST_CONNECTIONS"); text != "" {
+		n = mustGet(strconv.Atoi(text))(t)
+	}
+	i, _ := manyConnections(t, n)
+	before := descriptors(t)
+	var memory runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&memory)
+	heap := memory.HeapAlloc
+	seen := make([]bool, n)
+	count, start := 0, time.Now()
+	for c, err := range i.Connections() {
+		must(t, err)
+		a := c.Client.Addr().As4()
+		k := (int(a[3])-1)*50_000 + int(c.Client.Port()) - 1024
+		if c.Protocol != unix.IPPROTO_UDP || k < 0 || k >= n || seen[k] {
+			t.Fatalf("entry %d: %+v, unexpected or seen already", count, c)
+		}
+		seen[k] = true
+		if count++; count == n {
+			runtime.GC()
+			runtime.ReadMemStats(&memory)
+		}
+	}
+	t.Logf("read in %v", time.Since(start))
+	if count != n {
+		t.Errorf("%d entries, want %d; the first missing is %d", count, n, slices.Index(seen, false))
+	}
+	if grown := int64(memory.HeapAlloc) - int64(heap) - int64(n); grown > 1<<20 {
+		t.Errorf("%d bytes more are in use at the last entry", grown)
+	}
+	if after := descriptors(t); !maps.Equal(before, after) {
+		t.Errorf("open before %v, after %v", before, after)
+	}
+}
+
+// A loop may end early, by break or by a panic; Close ends one too. Nothing stays
+// open, and no thread is left elsewhere.
+func TestKernelConnectionsEarly(t *testing.T) {
+	const n = 2000
+	i, ns := manyConnections(t, n)
+	before := descriptors(t)
+	for range i.Connections() {
+		break
+	}
+	func() {
+		defer func() { recover() }()
+		for range i.Connections() {
+			panic("the loop's own")
+		}
+	}()
+	other := openIn(t, ns)
+	turns := 0
+	var last error
+	for c, err := range other.Connections() {
+		if turns++; turns == 10 {
+			other.Close()
+		}
+		if last = err; err == nil && c.Destination != netip.AddrPortFrom(netip.MustParseAddr(real4), 53) {
+			t.Errorf("%+v", c)
+		}
+	}
+	if turns != 11 || !errors.Is(last, ErrClosed) {
+		t.Errorf("closed in turn 10: %d turns, %v", turns, last)
+	}
+	if after := descriptors(t); !maps.Equal(before, after) {
+		t.Errorf("open before %v, after %v", before, after)
+	}
+	if stray := strayThreads(t); len(stray) > 0 {
+		t.Errorf("threads left in another namespace: %v", stray)
+	}
+}
+
+// A table that changes meanwhile, and calls of the handle inside the loop, do not
+// disturb the reading: what was there throughout comes, but for what the kernel
+// skips, and every entry is whole.
+func TestKernelConnectionsChanging(t *testing.T) {
+	const n = 1000
+	i, ns := manyConnections(t, n)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		flood(t, ns, 4*n) // those that there are, and as many again
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		count := 0
+		for c, err := range i.Connections() {
+			must(t, err)
+			if c.Client.Port() == 0 || c.Destination != netip.AddrPortFrom(netip.MustParseAddr(real4), 53) || c.State != "UDP" {
+				t.Fatalf("%+v", c)
+			}
+			if count++; count%500 == 0 {
+				mustGet(i.GetServices())(t)
+			}
+		}
+		if count < n/2 || count > 8*n {
+			t.Errorf("%d entries of %d and more", count, n)
+		}
+	}
+	if got := len(listConnections(t, i)); got != 4*n {
+		t.Errorf("%d entries at the end, want %d", got, 4*n)
+	}
 }
