@@ -71,6 +71,9 @@ func openSocketAt(ns netns.NsHandle) (s *socket, err error) {
 // openSocketLike opens another socket in the network namespace of s. From a
 // thread that is there already it needs no privilege.
 func openSocketLike(s *socket) (like *socket, err error) {
+	if s.another != nil {
+		return s.another(), nil
+	}
 	ns := netns.None()
 	err = s.withFD(func(fd int) error {
 		n, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)

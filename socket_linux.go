@@ -47,6 +47,9 @@ type socket struct {
 	lateReplies bool
 	// errorText: wantErrorText was called.
 	errorText bool
+	// another opens another socket to a kernel that is not reached through a
+	// descriptor; nil for the kernel itself.
+	another func() *socket
 
 	// The system calls; tests replace them to provoke faults.
 	sendmsg func(fd int, b []byte) error
@@ -98,6 +101,22 @@ func newSocket(fd int, portID uint32) *socket {
 	return s
 }
 
+// noFD stands for the descriptor of a socket that has none.
+const noFD = -1
+
+// defaultQueue is the size of the receive queue and the send buffer, in bytes,
+// of a socket for which nobody chose another (net.core.rmem_default, wmem_default).
+const defaultQueue = 212992
+
+// newSocketFunc makes a socket without a descriptor, of functions that stand for
+// the kernel; another opens one more. There is no wait: where recvmsg returns
+// EAGAIN, no reply will come.
+func newSocketFunc(portID uint32, send func(int, []byte) error, receive func(int, []byte) (int, uint32, error), another func() *socket) *socket {
+	s := newSocket(noFD, portID)
+	s.sendmsg, s.recvmsg, s.another, s.errorText = send, receive, another, true
+	return s
+}
+
 func sendmsg(fd int, b []byte) error { return unix.Send(fd, b, 0) }
 
 // source holds the peer address that recvfrom fills in.
@@ -141,7 +160,7 @@ func (s *socket) acquire() (fd int, err error) {
 }
 
 func (s *socket) release() {
-	if s.refs.Add(-1) == 0 {
+	if s.refs.Add(-1) == 0 && s.fd != noFD {
 		unix.Close(s.fd)
 	}
 }
@@ -175,6 +194,9 @@ func (s *socket) wantErrorText() error {
 
 // buffers returns the sizes of the receive queue and the send buffer in bytes.
 func (s *socket) buffers() (receive, send int) {
+	if s.fd == noFD {
+		return defaultQueue, defaultQueue
+	}
 	s.withFD(func(fd int) error {
 		receive, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 		send, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
@@ -276,6 +298,9 @@ func (s *socket) read(fd int) ([]byte, error) {
 // wait waits until the descriptor is ready for events. On timeout the error is
 // os.ErrDeadlineExceeded.
 func (s *socket) wait(fd int, events int16, deadline time.Time) error {
+	if fd == noFD {
+		return os.ErrDeadlineExceeded
+	}
 	for {
 		left := time.Until(deadline)
 		switch {
