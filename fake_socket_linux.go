@@ -219,7 +219,7 @@ func (s *fakeSocket) get(m *message, attrs fakeAttrs) syscall.Errno {
 	case cmdGetInfo:
 		b, start = s.beginReply(nil, 0, m.seq, cmdSetInfo)
 		b = appendUint32(b, infoAttrVersion, fakeVersion)
-		b = appendUint32(b, infoAttrConnectionTableSize, fakeConnectionTableSize)
+		b = appendUint32(b, infoAttrConnectionTableSize, t.connectionTableSize)
 	}
 	setLength(b[start:])
 	s.push(b)

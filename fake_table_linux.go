@@ -19,8 +19,7 @@ const (
 	// fakeBuckets is the size of each of the two hash tables of services.
 	fakeBuckets = 256
 
-	fakeVersion             = 0x010201 // IP_VS_VERSION_CODE
-	fakeConnectionTableSize = 4096
+	fakeVersion = 0x010201 // IP_VS_VERSION_CODE
 )
 
 // fakeSchedulers and fakeEngines are what the kernel has modules for; a service can
@@ -41,11 +40,19 @@ type fakeTable struct {
 	services map[serviceKey]*fakeService
 	// buckets list them, the oldest first. Those of firewall marks have a table of their own.
 	byAddress, byMark [fakeBuckets][]*fakeService
-	salt              uint8 // of the hash
-	mixed             int   // destinations of another family than their service
-	trash             map[fakeTrashKey]*fakeDestination
-	timeouts          [3]uint32      // in ticks, of TCP, TCP after FIN, UDP
-	daemons           [2]*fakeDaemon // master, backup
+	fakeVariant
+	mixed    int // destinations of another family than their service
+	trash    map[fakeTrashKey]*fakeDestination
+	timeouts [3]uint32      // in ticks, of TCP, TCP after FIN, UDP
+	daemons  [2]*fakeDaemon // master, backup
+}
+
+// fakeVariant has what differs from one kernel to another.
+type fakeVariant struct {
+	salt                uint8 // of the hash of services
+	schedulers          []string
+	connectionTableSize uint32
+	maxThreshold        uint32
 }
 
 type fakeService struct {
@@ -90,9 +97,10 @@ type fakeTrashKey struct {
 
 func newFakeTable() fakeTable {
 	return fakeTable{
-		services: map[serviceKey]*fakeService{},
-		trash:    map[fakeTrashKey]*fakeDestination{},
-		timeouts: [3]uint32{900 * fakeTicks, 120 * fakeTicks, 300 * fakeTicks},
+		fakeVariant: fakeVariant{schedulers: fakeSchedulers, connectionTableSize: 4096, maxThreshold: math.MaxInt32},
+		services:    map[serviceKey]*fakeService{},
+		trash:       map[fakeTrashKey]*fakeDestination{},
+		timeouts:    [3]uint32{900 * fakeTicks, 120 * fakeTicks, 300 * fakeTicks},
 	}
 }
 
@@ -241,7 +249,7 @@ func (t *fakeTable) change(cmd uint8, attrs fakeAttrs) syscall.Errno {
 	case s == nil:
 		return syscall.ESRCH
 	case cmd == cmdSetService:
-		return s.update(request)
+		return t.update(s, request)
 	case cmd == cmdDelService:
 		t.remove(s)
 	case cmd == cmdZero:
@@ -255,7 +263,7 @@ func (t *fakeTable) change(cmd uint8, attrs fakeAttrs) syscall.Errno {
 // add adds a service.
 func (t *fakeTable) add(request fakeServiceRequest) syscall.Errno {
 	s := &fakeService{key: request.key, index: map[destinationKey]*fakeDestination{}}
-	if errno := s.update(request); errno != 0 {
+	if errno := t.update(s, request); errno != 0 {
 		return errno
 	}
 	t.services[s.key] = s
@@ -265,9 +273,9 @@ func (t *fakeTable) add(request fakeServiceRequest) syscall.Errno {
 }
 
 // update gives a service the settings in a request.
-func (s *fakeService) update(request fakeServiceRequest) syscall.Errno {
+func (t *fakeTable) update(s *fakeService, request fakeServiceRequest) syscall.Errno {
 	switch {
-	case !slices.Contains(fakeSchedulers, request.scheduler):
+	case !slices.Contains(t.schedulers, request.scheduler):
 		return syscall.ENOENT
 	case request.engine != "" && !slices.Contains(fakeEngines, request.engine):
 		return syscall.ENOENT
@@ -327,7 +335,7 @@ func (t *fakeTable) changeDestination(cmd uint8, s *fakeService, nest []byte) sy
 	switch {
 	case settings.weight < 0, settings.lower > settings.upper:
 		return syscall.ERANGE
-	case settings.upper > math.MaxInt32:
+	case settings.upper > t.maxThreshold:
 		return syscall.EINVAL
 	case settings.tunnelType == TunnelGUE && settings.tunnelPort == 0:
 		return syscall.EINVAL
@@ -394,7 +402,7 @@ func fakeTakesAddress(k destinationKey) bool {
 	}
 	a := [4]byte(k.address[:4])
 	switch {
-	case a[0] == 0, a[0]&0xF0 == 0xE0, a == [4]byte{255, 255, 255, 255}:
+	case a == [4]byte{}, a[0]&0xF0 == 0xE0, a == [4]byte{255, 255, 255, 255}:
 		return false
 	case a == [4]byte{127, 255, 255, 255}: // the broadcast address of 127.0.0.1/8
 		return false

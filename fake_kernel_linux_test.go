@@ -1,0 +1,249 @@
+package ipvs
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelDifferences are what other kernels do otherwise than 6.12, which the Fake
+// follows; its doc comment lists them. With them it does what those do.
+var kernelDifferences = []struct {
+	what  string
+	there func(t *testing.T) bool
+	apply func(*fakePair)
+}{
+	{"Debian's 5.10 and 6.1 have no scheduler twos", func(t *testing.T) bool { return kernelBefore(t, 6, 2) }, func(p *fakePair) {
+		p.fake.table.schedulers = slices.DeleteFunc(slices.Clone(fakeSchedulers), func(s string) bool { return s == PowerOfTwoChoices })
+	}},
+	{"5.10 takes any thresholds", func(t *testing.T) bool { return kernelBefore(t, 6, 1) }, func(p *fakePair) {
+		p.fake.table.maxThreshold = math.MaxUint32
+	}},
+	{"7.2 has random hashes of services", func(t *testing.T) bool { return !kernelBefore(t, 7, 0) }, func(p *fakePair) {
+		p.randomOrder = true
+	}},
+	{"7.2 has a small table of connections as long as there are few", func(t *testing.T) bool { return !kernelBefore(t, 7, 0) }, func(p *fakePair) {
+		p.fake.table.connectionTableSize = 256
+	}},
+}
+
+// fakePair is a kernel and the Fake, with handles that get the same calls.
+type fakePair struct {
+	t           *testing.T
+	fake        *Fake
+	kernels     []*Handle
+	fakes       []*Handle
+	randomOrder bool // the order of the kernel's services is random
+}
+
+func newFakePair(t *testing.T) *fakePair {
+	t.Helper()
+	needKernel(t)
+	ns := newNamespace(t)
+	holdHooks()
+	if inVM {
+		// Every change of a scheduler waits for a grace period.
+		must(t, os.WriteFile("/sys/kernel/rcu_expedited", []byte("1"), 0))
+		t.Cleanup(func() { os.WriteFile("/sys/kernel/rcu_expedited", []byte("0"), 0) })
+	}
+	quickIPv6(t, ns)
+	iproute(t, ns, "link add sync type dummy", "link set sync up", "addr add 192.0.2.1/32 dev sync", "addr add 2001:db8:5::1/128 dev sync nodad")
+	p := &fakePair{t: t, fake: NewFake()}
+	for range 3 {
+		p.kernels = append(p.kernels, openIn(t, ns))
+		p.fakes = append(p.fakes, p.fake.Handle())
+	}
+	stopDaemons(t, p.kernels[0])
+	for _, d := range kernelDifferences {
+		if d.there(t) {
+			t.Log(d.what)
+			d.apply(p)
+		}
+	}
+	if !p.randomOrder {
+		p.findSalt()
+	}
+	return p
+}
+
+// findSalt finds out the order in which the kernel has its services, which depends
+// on where the namespace lies in memory: it is one of 256.
+func (p *fakePair) findSalt() {
+	p.t.Helper()
+	var b Batch
+	for n := range 256 {
+		b.NewService(ipv4Service(n))
+	}
+	for n := range 256 {
+		b.NewService(&Service{FWMark: uint32(n + 1), AddressFamily: unix.AF_INET, SchedName: RoundRobin})
+	}
+	i := p.kernels[0]
+	must(p.t, i.Do(&b))
+	services := mustGet(i.GetServices())(p.t)
+	p.fake.table.salt = saltOf(services)
+	must(p.t, p.fakes[0].Do(&b))
+	p.same(named("512 services"), func(i *Handle) (any, error) { return i.GetServices() }, 0)
+	must(p.t, i.Flush())
+	must(p.t, p.fakes[0].Flush())
+}
+
+// same makes a call on both, and fails the test if the results differ.
+func (p *fakePair) same(name fmt.Stringer, do func(*Handle) (any, error), n int) bool {
+	p.t.Helper()
+	want, wantErr := do(p.kernels[n])
+	got, gotErr := do(p.fakes[n])
+	return p.compare(name, want, wantErr, got, gotErr)
+}
+
+// compare compares the results of a kernel and the Fake.
+func (p *fakePair) compare(name fmt.Stringer, want any, wantErr error, got any, gotErr error) bool {
+	p.t.Helper()
+	if p.randomOrder {
+		sortServices(want)
+		sortServices(got)
+	}
+	if equalErrors(wantErr, gotErr) && reflect.DeepEqual(want, got) {
+		return true
+	}
+	p.t.Errorf("%v\n%s", name, differingLines(describe(want, wantErr), describe(got, gotErr)))
+	return false
+}
+
+// differingLines returns the lines that only one of two texts has, or both if it is the order.
+func differingLines(kernel, fake string) string {
+	var b strings.Builder
+	kernelLines, fakeLines := strings.Split(kernel, "\n"), strings.Split(fake, "\n")
+	for _, line := range kernelLines {
+		if !slices.Contains(fakeLines, line) {
+			b.WriteString("only the kernel: " + line + "\n")
+		}
+	}
+	for _, line := range fakeLines {
+		if !slices.Contains(kernelLines, line) {
+			b.WriteString("only the Fake:   " + line + "\n")
+		}
+	}
+	if b.Len() == 0 {
+		return "the kernel:\n" + kernel + "\nthe Fake:\n" + fake
+	}
+	return b.String()
+}
+
+// sortServices brings lists whose order is random into one.
+func sortServices(result any) {
+	switch list := result.(type) {
+	case []string:
+		slices.Sort(list)
+	case []*Service:
+		slices.SortFunc(list, func(a, b *Service) int { return strings.Compare(serviceName(a), serviceName(b)) })
+	case []TableEntry:
+		slices.SortFunc(list, func(a, b TableEntry) int { return strings.Compare(serviceName(a.Service), serviceName(b.Service)) })
+	}
+}
+
+// named is a name that is there already.
+type named string
+
+func (n named) String() string { return string(n) }
+
+// The Fake gives the results of this kernel to random calls. IPVS_TEST_LONG=1 makes
+// 100,000 of them, IPVS_TEST_SEED others.
+func TestKernelFake(t *testing.T) {
+	p := newFakePair(t)
+	seed, _ := strconv.ParseUint(os.Getenv("IPVS_TEST_SEED"), 10, 64)
+	r := fakeRandom{rand.New(rand.NewPCG(seed, 1))}
+	calls, changes, interleaved, most, failures := 0, 0, 0, 0, 0
+	for n := range times(3000, 100_000) {
+		o := r.operation()
+		ok := true
+		if r.rarely(20) {
+			ok = p.interleaved(r, o)
+			interleaved++
+		} else {
+			ok = p.same(&o, o.do, r.IntN(3))
+		}
+		calls, changes = calls+1, changes+o.changes
+		if s, reader := o.service, r.IntN(3); ok && s != nil {
+			ok = p.same(after{"GetService", &o}, func(i *Handle) (any, error) { return i.GetService(s) }, reader) &&
+				p.same(after{"GetDestinations", &o}, func(i *Handle) (any, error) { return i.GetDestinations(s) }, reader)
+		}
+		if ok && n%25 == 0 {
+			ok = p.same(after{"GetTable", &o}, func(i *Handle) (any, error) { return i.GetTable() }, r.IntN(3))
+			most = max(most, len(p.fake.table.services))
+		}
+		if !ok {
+			if failures++; failures == 10 {
+				t.Fatalf("seed %d: too many failures, after %d calls", seed, calls)
+			}
+			for _, i := range []*Handle{p.kernels[0], p.fakes[0]} { // go on from the same state
+				must(t, i.Flush())
+			}
+		}
+	}
+	t.Logf("seed %d: %d calls, %d of them between the parts of a list, and %d changes in batches; up to %d services", seed, calls, interleaved, changes, most)
+	if most < 30 || interleaved == 0 {
+		t.Error("the calls did not make a table worth comparing")
+	}
+}
+
+// after names what was read after a call.
+type after struct {
+	what string
+	call *fakeOperation
+}
+
+func (a after) String() string { return a.what + " after " + a.call.String() }
+
+// interleaved reads a list that takes several parts, and makes the call and more
+// of them on another handle between the parts.
+func (p *fakePair) interleaved(r fakeRandom, o fakeOperation) bool {
+	p.t.Helper()
+	between := []fakeOperation{o, r.operation(), r.operation()}
+	s := r.identity()
+	list := func(i *Handle) (any, error) { return i.GetServices() }
+	if p.randomOrder || r.rarely(4) {
+		list = func(i *Handle) (any, error) { return i.GetDestinations(s) }
+	}
+	type result struct {
+		value any
+		err   error
+	}
+	run := func(reader, other *Handle) (results []result) {
+		receive, next := reader.socket.recvmsg, 0
+		reader.socket.recvmsg = func(fd int, b []byte) (int, uint32, error) {
+			n, from, err := receive(fd, b)
+			if err == nil && next < len(between) {
+				value, err := between[next].do(other)
+				results = append(results, result{value, err})
+				next++
+			}
+			return n, from, err
+		}
+		value, err := list(reader)
+		reader.socket.recvmsg = receive
+		return append(results, result{value, err})
+	}
+	want, got := run(p.kernels[0], p.kernels[1]), run(p.fakes[0], p.fakes[1])
+	if len(want) != len(got) {
+		p.t.Errorf("the kernel's list took %d parts, the Fake's %d", len(want)-1, len(got)-1)
+		return false
+	}
+	for n := range want {
+		var name fmt.Stringer = named(fmt.Sprintf("a list with %v", between))
+		if n < len(want)-1 {
+			name = &between[n]
+		}
+		if !p.compare(name, want[n].value, want[n].err, got[n].value, got[n].err) {
+			return false
+		}
+	}
+	return true
+}
