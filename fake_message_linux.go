@@ -10,26 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeKind says which values an attribute may have (NLA_*). Of numbers the kernel
-// takes longer ones too, and reads as much as it needs.
-type fakeKind struct {
-	known  bool // there is such an attribute
-	nested bool // the value is empty, or attributes
-	text   bool // a string and a NUL
-	least  int  // bytes
-	most   int  // bytes, without the NUL; 0 for any number
-}
+// fakeKind says which values an attribute may have (NLA_*): the size in its low
+// byte, and what it is the size of. 0 is for one that there is not.
+type fakeKind uint16
 
-var (
-	fakeUint8  = fakeKind{known: true, least: 1}
-	fakeUint16 = fakeKind{known: true, least: 2}
-	fakeUint32 = fakeKind{known: true, least: 4}
-	fakeNested = fakeKind{known: true, nested: true}
+const (
+	fakeNumber fakeKind = (iota + 1) << 8 // at least so many bytes: of longer ones the kernel reads the first
+	fakeBytes                             // at most so many bytes
+	fakeText                              // at most so many bytes and a NUL
+	fakeNested                            // nothing, or attributes
+
+	fakeUint8  = fakeNumber | 1
+	fakeUint16 = fakeNumber | 2
+	fakeUint32 = fakeNumber | 4
 )
-
-func fakeBytes(most int) fakeKind { return fakeKind{known: true, most: most} }
-
-func fakeText(most int) fakeKind { return fakeKind{known: true, most: most, text: true} }
 
 // fakePolicy has the attributes that a level may have, by type. What it does not
 // have is ignored.
@@ -38,7 +32,7 @@ type fakePolicy []fakeKind
 var (
 	fakeControlPolicy = fakePolicy{
 		unix.CTRL_ATTR_FAMILY_ID:   fakeUint16,
-		unix.CTRL_ATTR_FAMILY_NAME: fakeText(15),
+		unix.CTRL_ATTR_FAMILY_NAME: fakeText | 15,
 	}
 	fakeCommandPolicy = fakePolicy{
 		cmdAttrService:       fakeNested,
@@ -51,18 +45,18 @@ var (
 	fakeServicePolicy = fakePolicy{
 		svcAttrAddressFamily: fakeUint16,
 		svcAttrProtocol:      fakeUint16,
-		svcAttrAddress:       fakeBytes(16),
+		svcAttrAddress:       fakeBytes | 16,
 		svcAttrPort:          fakeUint16,
 		svcAttrFWMark:        fakeUint32,
-		svcAttrSchedName:     fakeText(schedNameMaxLen - 1),
-		svcAttrFlags:         fakeBytes(8),
+		svcAttrSchedName:     fakeText | (schedNameMaxLen - 1),
+		svcAttrFlags:         fakeBytes | 8,
 		svcAttrTimeout:       fakeUint32,
 		svcAttrNetmask:       fakeUint32,
 		svcAttrStats:         fakeNested,
-		svcAttrPEName:        fakeText(peNameMaxLen),
+		svcAttrPEName:        fakeText | peNameMaxLen,
 	}
 	fakeDestPolicy = fakePolicy{
-		destAttrAddress:               fakeBytes(16),
+		destAttrAddress:               fakeBytes | 16,
 		destAttrPort:                  fakeUint16,
 		destAttrForwardingMethod:      fakeUint32,
 		destAttrWeight:                fakeUint32,
@@ -79,11 +73,11 @@ var (
 	}
 	fakeDaemonPolicy = fakePolicy{
 		daemonAttrState:      fakeUint32,
-		daemonAttrInterface:  fakeText(interfaceNameMaxLen - 1),
+		daemonAttrInterface:  fakeText | (interfaceNameMaxLen - 1),
 		daemonAttrSyncID:     fakeUint32,
 		daemonAttrSyncMaxLen: fakeUint16,
 		daemonAttrGroup:      fakeUint32,
-		daemonAttrGroup6:     fakeKind{known: true, least: 16},
+		daemonAttrGroup6:     fakeNumber | 16,
 		daemonAttrPort:       fakeUint16,
 		daemonAttrTTL:        fakeUint8,
 	}
@@ -102,7 +96,7 @@ func (p fakePolicy) parse(level []byte) (attrs fakeAttrs, errno syscall.Errno) {
 		}
 		value := level[attrHdrLen:size:size]
 		level = level[min(align(size), len(level)):]
-		if typ >= len(p) || !p[typ].known {
+		if typ >= len(p) || p[typ] == 0 {
 			continue
 		}
 		if errno := p[typ].check(value); errno != 0 {
@@ -114,16 +108,23 @@ func (p fakePolicy) parse(level []byte) (attrs fakeAttrs, errno syscall.Errno) {
 }
 
 // check reports what is wrong with a value.
-func (k *fakeKind) check(value []byte) syscall.Errno {
-	if k.text {
-		if bytes.IndexByte(value[:min(len(value), k.most+1)], 0) < 0 {
+func (k fakeKind) check(value []byte) syscall.Errno {
+	size, n := int(k&0xFF), len(value)
+	outOfRange := false
+	switch k &^ 0xFF {
+	case fakeNumber:
+		outOfRange = n < size
+	case fakeBytes:
+		outOfRange = n > size
+	case fakeText:
+		if bytes.IndexByte(value[:min(n, size+1)], 0) < 0 {
 			return syscall.EINVAL
 		}
-		if value[len(value)-1] == 0 {
-			value = value[:len(value)-1]
-		}
+		outOfRange = n > size+1 || n == size+1 && value[n-1] != 0
+	case fakeNested:
+		outOfRange = n > 0 && n < attrHdrLen
 	}
-	if k.nested && len(value) > 0 && len(value) < attrHdrLen || len(value) < k.least || k.most > 0 && len(value) > k.most {
+	if outOfRange {
 		return syscall.ERANGE
 	}
 	return 0

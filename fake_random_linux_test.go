@@ -75,7 +75,7 @@ func (r fakeRandom) identity() *Service {
 }
 
 func (r fakeRandom) scheduler() string {
-	if r.rarely(150) { // the kernel looks for a module
+	if r.rarely(300) { // the kernel looks for a module
 		return oneOf(r, "", "nosuch", "RR", "rr ", "ftp", "pe_sip", "123456789012345", "1234567890123456", "r\x00r")
 	}
 	return oneOf(r, fakeSchedulers...)
@@ -90,7 +90,7 @@ func (r fakeRandom) service() *Service {
 	s.Netmask = oneOf[uint32](r, math.MaxUint32, 0, 32, 24, 64, 128, 129, 1)
 	if r.rarely(5) {
 		s.PEName = "sip"
-	} else if r.rarely(150) {
+	} else if r.rarely(300) {
 		s.PEName = oneOf(r, "nosuch", "SIP", "12345678901234567")
 	}
 	return s
@@ -242,7 +242,8 @@ func (r fakeRandom) rawOperation() fakeOperation {
 		cmd = oneOf(r, cmdUnspec, cmdSetInfo, cmdFlush+1, uint8(math.MaxUint8), cmdGetDaemon, cmdGetConfig, cmdGetInfo)
 	}
 	var flags uint16 = unix.NLM_F_ACK
-	if cmd == cmdGetService || cmd == cmdGetDest || r.rarely(20) {
+	// Of commands that there are not, newer kernels check the flags first.
+	if cmd == cmdGetService || cmd == cmdGetDest || r.rarely(20) && cmd <= cmdFlush {
 		flags = oneOf[uint16](r, unix.NLM_F_ACK, unix.NLM_F_DUMP, unix.NLM_F_ROOT|unix.NLM_F_ACK, unix.NLM_F_MATCH|unix.NLM_F_ACK)
 	}
 	s, d := r.service(), r.destination()

@@ -32,6 +32,7 @@ type fakeSocket struct {
 	portID  uint32
 	largest int      // size of the largest buffer read with
 	queue   [][]byte // datagrams to be read
+	spare   []byte   // memory of one that was
 	dump    *fakeDump
 	lost    bool // replies to the rest of the datagram at hand are
 }
@@ -75,8 +76,16 @@ func (s *fakeSocket) recvmsg(_ int, b []byte) (n int, from uint32, err error) {
 	s.queue[0], s.queue = nil, s.queue[1:]
 	copy(b, datagram)
 	s.largest = max(s.largest, len(b))
+	s.spare = datagram
 	s.nextPart()
 	return len(datagram), 0, nil
+}
+
+// buffer returns memory for a datagram.
+func (s *fakeSocket) buffer() []byte {
+	b := s.spare[:0]
+	s.spare = nil
+	return b
 }
 
 func (s *fakeSocket) push(datagram []byte) {
@@ -87,7 +96,7 @@ func (s *fakeSocket) push(datagram []byte) {
 
 // acknowledge says how a request ended.
 func (s *fakeSocket) acknowledge(m *message, errno syscall.Errno) {
-	b, start := s.begin(nil, unix.NLMSG_ERROR, unix.NLM_F_CAPPED, m.seq)
+	b, start := s.begin(s.buffer(), unix.NLMSG_ERROR, unix.NLM_F_CAPPED, m.seq)
 	b = native.AppendUint32(b, uint32(-int32(errno)))
 	// The header of the request comes back.
 	b = native.AppendUint32(b, uint32(msgHdrLen+len(m.body)))
@@ -184,7 +193,7 @@ func (s *fakeSocket) control(m *message) syscall.Errno {
 	case string(text(name)) != genlName:
 		return syscall.ENOENT
 	}
-	b, start := s.begin(nil, unix.GENL_ID_CTRL, 0, m.seq)
+	b, start := s.begin(s.buffer(), unix.GENL_ID_CTRL, 0, m.seq)
 	b = append(b, unix.CTRL_CMD_NEWFAMILY, 2, 0, 0)
 	b = appendString(b, unix.CTRL_ATTR_FAMILY_NAME, genlName)
 	b = appendUint16(b, unix.CTRL_ATTR_FAMILY_ID, fakeFamilyID)
@@ -211,13 +220,13 @@ func (s *fakeSocket) get(m *message, attrs fakeAttrs) syscall.Errno {
 		if service == nil {
 			return syscall.ESRCH
 		}
-		b, start = s.beginReply(nil, 0, m.seq, cmdNewService)
+		b, start = s.beginReply(s.buffer(), 0, m.seq, cmdNewService)
 		b = service.append(b)
 	case cmdGetConfig:
-		b, start = s.beginReply(nil, 0, m.seq, cmdSetConfig)
+		b, start = s.beginReply(s.buffer(), 0, m.seq, cmdSetConfig)
 		b = t.appendConfig(b)
 	case cmdGetInfo:
-		b, start = s.beginReply(nil, 0, m.seq, cmdSetInfo)
+		b, start = s.beginReply(s.buffer(), 0, m.seq, cmdSetInfo)
 		b = appendUint32(b, infoAttrVersion, fakeVersion)
 		b = appendUint32(b, infoAttrConnectionTableSize, t.connectionTableSize)
 	}
@@ -247,7 +256,7 @@ func (s *fakeSocket) nextPart() {
 	}
 	m := &s.dump.request
 	limit := max(smallBuffer, min(s.largest, fakeLargestPart))
-	part := make([]byte, 0, limit)
+	part := s.buffer()
 	n := 0
 	add := func(cmd uint8, entry func([]byte) []byte) (more bool) {
 		if n++; n <= s.dump.cursor {
@@ -276,7 +285,7 @@ func (s *fakeSocket) nextPart() {
 		}
 	}
 	if len(part) == 0 {
-		b, start := s.begin(nil, unix.NLMSG_DONE, unix.NLM_F_MULTI, m.seq)
+		b, start := s.begin(part, unix.NLMSG_DONE, unix.NLM_F_MULTI, m.seq)
 		part = native.AppendUint32(b, 0)
 		setLength(part[start:])
 		s.dump = nil

@@ -1,0 +1,544 @@
+package ipvs
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// newFakeTest returns a Fake with a service and a destination, and a handle of it.
+func newFakeTest(t testing.TB) (*Fake, *Handle) {
+	t.Helper()
+	f := NewFake()
+	i := f.Handle()
+	must(t, i.NewService(&someService))
+	must(t, i.NewDestination(&someService, &someDestination))
+	return f, i
+}
+
+// All handles work on one table; closing one does not touch the others.
+func TestFakeHandles(t *testing.T) {
+	f, i := newFakeTest(t)
+	other := f.Handle()
+	i.Close()
+	i.Close()
+	if err := i.NewService(ipv4Service(1)); err != ErrClosed {
+		t.Errorf("on the closed handle: %v, want %v", err, ErrClosed)
+	}
+	if err := other.NewService(&someService); err != syscall.EEXIST {
+		t.Errorf("on the other handle: %v, want %v", err, syscall.EEXIST)
+	}
+	if table := mustGet(f.Handle().GetTable())(t); len(table) != 1 || len(table[0].Destinations) != 1 {
+		t.Errorf("on a new handle: %+v, want a service with a destination", table)
+	}
+	if table := mustGet(NewFake().Handle().GetTable())(t); len(table) != 0 {
+		t.Errorf("another Fake: %+v, want nothing", table)
+	}
+}
+
+// fakeCalls makes a call of each method that Fail knows; changed reports whether
+// the call did what it is there for.
+var fakeCalls = map[string]struct {
+	call    func(*Handle) error
+	changed func(*testing.T, *Handle) bool
+}{
+	"NewService": {func(i *Handle) error { return i.NewService(ipv4Service(99)) },
+		func(t *testing.T, i *Handle) bool { return i.IsServicePresent(ipv4Service(99)) }},
+	"UpdateService": {func(i *Handle) error {
+		s := someService
+		s.SchedName = WeightedRoundRobin
+		return i.UpdateService(&s)
+	}, func(t *testing.T, i *Handle) bool {
+		return mustGet(i.GetService(&someService))(t).SchedName == WeightedRoundRobin
+	}},
+	"DelService": {func(i *Handle) error { return i.DelService(&someService) },
+		func(t *testing.T, i *Handle) bool { return !i.IsServicePresent(&someService) }},
+	"GetService":  {call: func(i *Handle) error { return second(i.GetService(&someService)) }},
+	"GetServices": {call: func(i *Handle) error { return second(i.GetServices()) }},
+	"NewDestination": {func(i *Handle) error { return i.NewDestination(&someService, ipv4Destination(1)) },
+		func(t *testing.T, i *Handle) bool { return len(mustGet(i.GetDestinations(&someService))(t)) == 2 }},
+	"UpdateDestination": {func(i *Handle) error {
+		d := someDestination
+		d.Weight = 7
+		return i.UpdateDestination(&someService, &d)
+	}, func(t *testing.T, i *Handle) bool {
+		return mustGet(i.GetDestinations(&someService))(t)[0].Weight == 7
+	}},
+	"DelDestination": {func(i *Handle) error { return i.DelDestination(&someService, &someDestination) },
+		func(t *testing.T, i *Handle) bool { return len(mustGet(i.GetDestinations(&someService))(t)) == 0 }},
+	"GetDestinations": {call: func(i *Handle) error { return second(i.GetDestinations(&someService)) }},
+	"NewDaemon": {func(i *Handle) error {
+		return i.NewDaemon(&Daemon{State: DaemonMaster, MulticastInterface: "eth0"})
+	}, func(t *testing.T, i *Handle) bool { return len(mustGet(i.GetDaemons())(t)) == 2 }},
+	"DelDaemon": {func(i *Handle) error { return i.DelDaemon(DaemonBackup) },
+		func(t *testing.T, i *Handle) bool { return len(mustGet(i.GetDaemons())(t)) == 0 }},
+	"GetDaemons": {call: func(i *Handle) error { return second(i.GetDaemons()) }},
+	"GetConfig":  {call: func(i *Handle) error { return second(i.GetConfig()) }},
+	"SetConfig": {func(i *Handle) error { return i.SetConfig(&Config{TimeoutUDP: 7 * time.Second}) },
+		func(t *testing.T, i *Handle) bool { return mustGet(i.GetConfig())(t).TimeoutUDP == 7*time.Second }},
+	"GetInfo": {call: func(i *Handle) error { return second(i.GetInfo()) }},
+	"Zero": {func(i *Handle) error { return i.Zero() },
+		func(t *testing.T, i *Handle) bool {
+			return mustGet(i.GetService(&someService))(t).Stats64.Connections == 0
+		}},
+	"ZeroService": {func(i *Handle) error { return i.ZeroService(&someService) },
+		func(t *testing.T, i *Handle) bool {
+			return mustGet(i.GetService(&someService))(t).Stats64.Connections == 0
+		}},
+	"Flush": {func(i *Handle) error { return i.Flush() },
+		func(t *testing.T, i *Handle) bool { return len(mustGet(i.GetServices())(t)) == 0 }},
+}
+
+func TestFakeFail(t *testing.T) {
+	if len(fakeCalls) != len(fakeMethods) {
+		t.Errorf("%d calls, want one for each of %d methods", len(fakeCalls), len(fakeMethods))
+	}
+	for _, method := range fakeMethods {
+		t.Run(method, func(t *testing.T) {
+			c := fakeCalls[method]
+			for _, fault := range []struct {
+				err, want error
+				changes   bool
+			}{
+				{syscall.ENOMEM, syscall.ENOMEM, false},
+				{syscall.ENOENT, syscall.ENOENT, false}, // the family is asked for again
+				{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded, true},
+			} {
+				f, i := newFakeTest(t)
+				must(t, f.SetStats(&someService, nil, Stats64{Connections: 1}))
+				must(t, i.NewDaemon(&Daemon{State: DaemonBackup, MulticastInterface: "eth0"}))
+				other := f.Handle()
+				must(t, i.SetTimeout(time.Hour)) // it is not waited for
+				f.Fail(method, nil)
+				f.Fail(method, fault.err)
+				if method == "GetService" {
+					must(t, second(i.GetService(&someService)))
+				} else {
+					f.Fail(method, nil)
+					f.faults[method] = f.faults[method][1:]
+				}
+				if err := c.call(i); !errors.Is(err, fault.want) {
+					t.Errorf("%v: error %v", fault.err, err)
+				} else if _, refused := fault.err.(syscall.Errno); refused && err != fault.err {
+					t.Errorf("%v: error %v (%T), want the bare number", fault.err, err, err)
+				}
+				f.faults[method] = nil
+				if c.changed != nil && c.changed(t, other) != fault.changes {
+					t.Errorf("%v: changed %v, want %v", fault.err, !fault.changes, fault.changes)
+				}
+				must(t, second(i.GetTable())) // the handle stays usable
+			}
+		})
+	}
+}
+
+func TestFakeFailPanics(t *testing.T) {
+	for op, err := range map[string]error{"Do": syscall.EIO, "newService": syscall.EIO, "NewService": errors.New("what"), "Flush": syscall.Errno(4096), "Zero": syscall.Errno(0)} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("Fail(%q, %v) does not panic", op, err)
+				}
+			}()
+			NewFake().Fail(op, err)
+		}()
+	}
+}
+
+// A change of a batch fails alone; where its answer is lost, so are those behind it.
+func TestFakeFailBatch(t *testing.T) {
+	for _, fault := range []error{syscall.ENOMEM, os.ErrDeadlineExceeded} {
+		f, i := newFakeTest(t)
+		must(t, i.SetTimeout(time.Hour))
+		var b Batch
+		for n := range 5 {
+			b.NewDestination(&someService, ipv4Destination(n))
+		}
+		f.Fail("NewDestination", nil)
+		f.Fail("NewDestination", nil)
+		f.Fail("NewDestination", fault)
+		var failed *BatchError
+		if err := i.Do(&b); !errors.As(err, &failed) {
+			t.Fatalf("error %v, want a %T", err, failed)
+		}
+		destinations := mustGet(f.Handle().GetDestinations(&someService))(t)
+		if fault == error(syscall.ENOMEM) {
+			if len(failed.Errors) != 1 || failed.Errors[0].Index != 2 || failed.Errors[0].Err != fault || len(destinations) != 5 {
+				t.Errorf("%v, %d destinations; want change 2 to fail, and 5", failed, len(destinations))
+			}
+			continue
+		}
+		if !errors.Is(failed, ErrOutcomeUnknown) || !errors.Is(failed, os.ErrDeadlineExceeded) || len(destinations) != 6 {
+			t.Errorf("%v, %d destinations; want an unknown outcome, and 6", failed, len(destinations))
+		}
+		if err := i.Do(&b); !errors.As(err, &failed) || len(failed.Errors) != 5 || failed.Errors[4].Err != syscall.EEXIST {
+			t.Errorf("again: %v, want 5 times %v", err, syscall.EEXIST)
+		}
+	}
+}
+
+func TestFakeConnections(t *testing.T) {
+	f, i := newFakeTest(t)
+	connections := func() [3]int {
+		d := mustGet(i.GetDestinations(&someService))(t)[0]
+		return [3]int{d.ActiveConnections, d.InactiveConnections, d.PersistentConnections}
+	}
+	must(t, f.SetConnections(&someService, &someDestination, 1, 2, 3))
+	if got := connections(); got != [3]int{1, 2, 3} {
+		t.Errorf("%v, want 1, 2, 3", got)
+	}
+	must(t, i.UpdateDestination(&someService, &someDestination))
+	must(t, i.Zero())
+	if got := connections(); got != [3]int{1, 2, 3} {
+		t.Errorf("%v after an update and Zero, want 1, 2, 3", got)
+	}
+	// A destination that was deleted keeps its connections, with its service too.
+	must(t, i.DelDestination(&someService, &someDestination))
+	must(t, i.NewDestination(&someService, &someDestination))
+	if got := connections(); got != [3]int{1, 2, 3} {
+		t.Errorf("%v after it was deleted and added, want 1, 2, 3", got)
+	}
+	must(t, f.SetConnections(&someService, &someDestination, 0, 0, 0))
+	must(t, i.DelService(&someService))
+	must(t, i.NewService(&someService))
+	must(t, i.NewDestination(&someService, &someDestination))
+	if got := connections(); got != [3]int{} {
+		t.Errorf("%v after all ended, want none", got)
+	}
+
+	for _, c := range []struct {
+		s    *Service
+		d    *Destination
+		n    int
+		want error
+	}{
+		{ipv4Service(9), &someDestination, 0, syscall.ESRCH},
+		{&someService, ipv4Destination(9), 0, syscall.ENOENT},
+		{&someService, &someDestination, -1, syscall.ERANGE},
+		{nil, &someDestination, 0, errNilService},
+		{&someService, nil, 0, errNilDestination},
+	} {
+		if err := f.SetConnections(c.s, c.d, c.n, 0, 0); !errors.Is(err, c.want) {
+			t.Errorf("SetConnections of %v, %v, %d: %v, want %v", c.s, c.d, c.n, err, c.want)
+		}
+	}
+}
+
+func TestFakeStats(t *testing.T) {
+	f, i := newFakeTest(t)
+	const big = 1<<32 + 1
+	stats := Stats64{Connections: big, PacketsIn: big + 1, PacketsOut: big + 2, BytesIn: big + 3, BytesOut: big + 4,
+		CPS: big + 5, BPSOut: big + 6, PPSIn: big + 7, PPSOut: big + 8, BPSIn: big + 9}
+	narrow := SvcStats{Connections: 1, PacketsIn: 2, PacketsOut: 3, BytesIn: big + 3, BytesOut: big + 4,
+		CPS: 6, BPSOut: 7, PPSIn: 8, PPSOut: 9, BPSIn: 10}
+	check := func(when string, service, destination Stats64, serviceNarrow, destinationNarrow SvcStats) {
+		t.Helper()
+		s := mustGet(i.GetService(&someService))(t)
+		d := mustGet(i.GetDestinations(&someService))(t)[0]
+		if s.Stats64 != service || s.Stats != serviceNarrow || d.Stats64 != destination || d.Stats != DstStats(destinationNarrow) {
+			t.Errorf("%s:\n%+v\n%+v", when, *s, *d)
+		}
+	}
+	must(t, f.SetStats(&someService, nil, stats))
+	check("of the service", stats, Stats64{}, narrow, SvcStats{})
+	must(t, f.SetStats(&someService, &someDestination, stats))
+	must(t, f.SetStats(&someService, nil, Stats64{}))
+	check("of the destination", Stats64{}, stats, SvcStats{}, narrow)
+
+	must(t, i.DelDestination(&someService, &someDestination))
+	must(t, i.NewDestination(&someService, &someDestination))
+	check("deleted and added", Stats64{}, stats, SvcStats{}, narrow)
+	must(t, i.DelService(&someService))
+	must(t, i.NewService(&someService))
+	must(t, i.NewDestination(&someService, &someDestination))
+	check("of a new service", Stats64{}, Stats64{}, SvcStats{}, SvcStats{})
+	must(t, f.SetStats(&someService, &someDestination, stats))
+	must(t, i.ZeroService(&someService))
+	check("zero", Stats64{}, Stats64{}, SvcStats{}, SvcStats{})
+
+	if err := f.SetStats(ipv4Service(9), nil, stats); err != syscall.ESRCH {
+		t.Errorf("no such service: %v", err)
+	}
+	if err := f.SetStats(&someService, ipv4Destination(9), stats); err != syscall.ENOENT {
+		t.Errorf("no such destination: %v", err)
+	}
+	if err := f.SetStats(nil, nil, stats); err != errNilService {
+		t.Errorf("nil service: %v", err)
+	}
+}
+
+// A socket has one list at a time, and what a call left in the queue does not
+// disturb the next.
+func TestFakeDumpBusy(t *testing.T) {
+	f, i := newFakeTest(t)
+	msg := newGenlRequest(nil, fakeFamilyID, cmdGetService, genlVersion, unix.NLM_F_DUMP)
+	setLength(msg)
+	must(t, i.socket.send(msg, 0))
+	if err := second(i.GetServices()); err != syscall.EBUSY {
+		t.Errorf("with a list under way: %v, want %v", err, syscall.EBUSY)
+	}
+	i.socket.lateReplies = true
+	if services := mustGet(i.GetServices())(t); len(services) != 1 {
+		t.Errorf("%d services, want 1", len(services))
+	}
+	for n := range 3 * longList { // with the second socket, too
+		must(t, i.NewService(ipv4Service(1000+n)))
+	}
+	for range 2 {
+		if services := mustGet(i.GetServices())(t); len(services) != 3*longList+1 {
+			t.Errorf("%d services, want %d", len(services), 3*longList+1)
+		}
+	}
+	if i.bulk.Load() == nil {
+		t.Error("there is no second socket for long lists")
+	}
+	other := f.Handle()
+	i.Close()
+	if services := mustGet(other.GetServices())(t); len(services) != 3*longList+1 {
+		t.Errorf("%d services on another handle, want %d", len(services), 3*longList+1)
+	}
+}
+
+// Many goroutines and handles: every result is right, and nothing is left behind.
+func TestFakeConcurrent(t *testing.T) {
+	fds, goroutines := descriptors(t), runtime.NumGoroutine()
+	f := NewFake()
+	shared := f.Handle()
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			i := shared
+			if g%2 == 0 {
+				i = f.Handle()
+				defer i.Close()
+			}
+			s, d := ipv4Service(g), ipv4Destination(g)
+			for n := range 50 {
+				if err := firstError(i.NewService(s), i.NewDestination(s, d), f.SetConnections(s, d, n, 0, 0)); err != nil {
+					t.Error(err)
+				}
+				if ds, err := i.GetDestinations(s); err != nil || len(ds) != 1 || ds[0].ActiveConnections != n {
+					t.Errorf("%v, error %v; want one with %d connections", ds, err, n)
+				}
+				err := firstError(second(i.GetTable()), f.SetConnections(s, d, 0, 0, 0), i.DelDestination(s, d), i.DelService(s))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	if table := mustGet(shared.GetTable())(t); len(table) != 0 {
+		t.Errorf("%d services are left", len(table))
+	}
+	if left := descriptors(t); len(left) != len(fds) {
+		t.Errorf("%d descriptors at the start, %d at the end: %v", len(fds), len(left), left)
+	}
+	if n := settled(goroutines); n > goroutines {
+		t.Errorf("%d goroutines at the start, %d at the end", goroutines, n)
+	}
+}
+
+// What a Fake takes for granted of its network namespace.
+func TestFakeAddresses(t *testing.T) {
+	_, i := newFakeTest(t)
+	s6 := Service{Address: net.ParseIP("2001:db8::1"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}
+	must(t, i.NewService(&s6))
+	for address, want := range map[string]error{
+		"10.0.0.7": nil, "127.0.0.1": nil, "169.254.0.1": nil, "240.0.0.1": nil, "255.255.255.254": nil,
+		"0.0.0.0": syscall.EINVAL, "224.0.0.1": syscall.EINVAL, "239.255.255.255": syscall.EINVAL,
+		"255.255.255.255": syscall.EINVAL, "127.255.255.255": syscall.EINVAL,
+		"2001:db8::7": nil, "::1": nil, "fec0::1": nil, "fc00::1": nil,
+		"::": syscall.EINVAL, "ff0e::1": syscall.EINVAL, "fe80::1": syscall.EINVAL,
+	} {
+		d := &Destination{Address: net.ParseIP(address), Port: 1, Weight: 1}
+		s := &someService
+		if d.Address.To4() == nil {
+			s = &s6
+		}
+		if err := i.NewDestination(s, d); err != want {
+			t.Errorf("%s: %v, want %v", address, err, want)
+		}
+	}
+}
+
+const (
+	fakeTestServices     = 1000
+	fakeTestDestinations = 10
+)
+
+// bigTable returns a table to make of new services and destinations.
+func bigTable() (table []TableEntry) {
+	for n := range fakeTestServices {
+		e := TableEntry{Service: ipv4Service(n)}
+		for d := range fakeTestDestinations {
+			e.Destinations = append(e.Destinations, ipv4Destination(fakeTestDestinations*n+d))
+		}
+		table = append(table, e)
+	}
+	return table
+}
+
+// cpuTime returns the processor time that the process has used: a busy machine does
+// not change it much.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// A table of thousands is quick enough for a unit test. The limit is one that an
+// emulated machine keeps, too; BenchmarkFake measures.
+func TestFakeSpeed(t *testing.T) {
+	i := NewFake().Handle()
+	r := Reconciler{Handle: i}
+	want := bigTable()
+	for _, step := range []struct {
+		name    string
+		do      func() (int, error)
+		changes int
+	}{
+		{"made", func() (int, error) { c, err := r.Reconcile(want); return c.Total(), err }, fakeTestServices * (1 + fakeTestDestinations)},
+		{"reconciled without a change", func() (int, error) { c, err := r.Reconcile(want); return c.Total(), err }, 0},
+		{"listed", func() (int, error) { table, err := i.GetTable(); return len(table), err }, fakeTestServices},
+	} {
+		start := cpuTime()
+		n, err := step.do()
+		took := cpuTime() - start
+		must(t, err)
+		if n != step.changes {
+			t.Errorf("%s: %d, want %d", step.name, n, step.changes)
+		}
+		t.Logf("%d services with %d destinations %s in %v of processor time", fakeTestServices, fakeTestDestinations, step.name, took)
+		if took > 2*time.Second {
+			t.Errorf("%s in %v of processor time", step.name, took)
+		}
+	}
+}
+
+// BenchmarkFake makes, lists and reconciles 1,000 services with 10 destinations each.
+func BenchmarkFake(b *testing.B) {
+	want := bigTable()
+	run := func(name string, f func()) {
+		b.Run(name, func(b *testing.B) {
+			start := cpuTime()
+			for b.Loop() {
+				f()
+			}
+			b.ReportMetric(float64((cpuTime()-start).Milliseconds())/float64(b.N), "cpu-ms/op")
+		})
+	}
+	run("make", func() {
+		i := NewFake().Handle()
+		for _, e := range want {
+			must(b, i.NewService(e.Service))
+			for _, d := range e.Destinations {
+				must(b, i.NewDestination(e.Service, d))
+			}
+		}
+	})
+	i := NewFake().Handle()
+	r := Reconciler{Handle: i}
+	must(b, second(r.Reconcile(want)))
+	run("list", func() { must(b, second(i.GetTable())) })
+	run("reconcile", func() { must(b, second(r.Reconcile(want))) })
+}
+
+// A program that does not use the Fake has none of it, even if it can call every
+// method of a Handle by name.
+func TestFakeNotLinked(t *testing.T) {
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("SKIP: needs the go command")
+	}
+	program := func(use string) string {
+		return `package main
+
+import (
+	"os"
+	"reflect"
+
+	"github.com/moby/ipvs"
+)
+
+func main() {
+	i, err := ipvs.New("")
+	if err != nil {
+		os.Exit(1)
+	}
+	_ = ` + use + `
+	for _, v := range []any{i, &ipvs.Reconciler{Handle: i}, &ipvs.Batch{}} {
+		reflect.ValueOf(v).MethodByName(os.Args[1]).Call(nil)
+	}
+}
+`
+	}
+	symbols := func(use string) (of []string) {
+		t.Helper()
+		dir := t.TempDir()
+		main, binary := filepath.Join(dir, "main.go"), filepath.Join(dir, "main")
+		must(t, os.WriteFile(main, []byte(program(use)), 0o644))
+		c := exec.Command("go", "build", "-o", binary, main)
+		c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("go build: %v\n%s", err, out)
+		}
+		out, err := exec.Command("go", "tool", "nm", binary).Output()
+		must(t, err)
+		for line := range bytes.Lines(out) {
+			if fields := strings.Fields(string(line)); strings.Contains(fields[len(fields)-1], "moby/ipvs.") {
+				of = append(of, fields[len(fields)-1])
+			}
+		}
+		return of
+	}
+	isFake := func(symbol string) bool { return strings.Contains(strings.ToLower(symbol), "fake") }
+	without, with := symbols("i"), symbols("ipvs.NewFake().Handle()")
+	if n := slices.IndexFunc(without, isFake); n >= 0 {
+		t.Errorf("a program without a Fake has %s", without[n])
+	}
+	for _, name := range []string{"(*Handle).NewService", "(*Reconciler).Reconcile", "(*Batch).NewDestination"} {
+		if !slices.ContainsFunc(without, func(s string) bool { return strings.HasSuffix(s, name) }) {
+			t.Errorf("the program without a Fake does not have %s among %d symbols", name, len(without))
+		}
+	}
+	if !slices.ContainsFunc(with, isFake) {
+		t.Errorf("a program with a Fake has no symbol of it among %d", len(with))
+	}
+}
+
+// The Fake's methods for Fail are those of Handle, and there are no others that
+// send one request.
+func TestFakeMethods(t *testing.T) {
+	handle := reflect.TypeFor[*Handle]()
+	for _, method := range fakeMethods {
+		if _, ok := handle.MethodByName(method); !ok {
+			t.Errorf("a Handle has no method %s", method)
+		}
+	}
+	for cmd := cmdNewService; cmd <= cmdFlush; cmd++ {
+		for _, dump := range []bool{false, true} {
+			if method := fakeMethod(cmd, dump, false); fakeHasCommand(cmd, dump) && !slices.Contains(fakeMethods, method) {
+				t.Errorf("command %d is sent by %q, which Fail does not know", cmd, method)
+			}
+		}
+	}
+	if fakeHasCommand(math.MaxUint8, false) {
+		t.Error("there is a command 255")
+	}
+}
