@@ -1,0 +1,96 @@
+package ipvs_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+)
+
+// proxier stands for a program that uses the package.
+type proxier struct{ reconciler ipvs.Reconciler }
+
+func newProxier(handle *ipvs.Handle) *proxier {
+	return &proxier{ipvs.Reconciler{Handle: handle, Drain: time.Minute}}
+}
+
+var webService = &ipvs.Service{Address: net.IPv4(192, 0, 2, 10), Protocol: unix.IPPROTO_TCP, Port: 80,
+	SchedName: ipvs.WeightedRoundRobin, Netmask: 0xFFFFFFFF}
+
+func backend(address string) *ipvs.Destination {
+	return &ipvs.Destination{Address: net.ParseIP(address), Port: 8080, Weight: 1}
+}
+
+// scale makes the backends of the service those that it is given.
+func (p *proxier) scale(addresses ...string) (ipvs.Changes, error) {
+	entry := ipvs.TableEntry{Service: webService}
+	for _, address := range addresses {
+		entry.Destinations = append(entry.Destinations, backend(address))
+	}
+	return p.reconciler.Reconcile([]ipvs.TableEntry{entry})
+}
+
+// A unit test of a program, with a Fake instead of a kernel: it scales up and down,
+// lets connections end, and meets a kernel that fails.
+func ExampleFake() {
+	kernel := ipvs.NewFake()
+	p := newProxier(kernel.Handle())
+
+	changes, err := p.scale("10.0.0.1", "10.0.0.2")
+	fmt.Println("scaled up:", changes.DestinationsAdded, "added,", err)
+
+	// A backend that is no longer wanted drains as long as it has connections.
+	kernel.SetConnections(webService, backend("10.0.0.2"), 3, 0, 0)
+	changes, err = p.scale("10.0.0.1")
+	fmt.Println("scaled down:", changes.Draining, "draining,", err)
+	kernel.SetConnections(webService, backend("10.0.0.2"), 0, 0, 0)
+	changes, err = p.scale("10.0.0.1")
+	fmt.Println("connections ended:", changes.DestinationsDeleted, "deleted,", err)
+
+	// The kernel refuses one change, and takes it the next time.
+	kernel.Fail("NewDestination", syscall.ENOMEM)
+	_, err = p.scale("10.0.0.1", "10.0.0.3")
+	fmt.Println("refused:", errors.Is(err, syscall.ENOMEM))
+	changes, err = p.scale("10.0.0.1", "10.0.0.3")
+	fmt.Println("tried again:", changes.DestinationsAdded, "added,", err)
+
+	// The kernel makes a change, but its reply is lost.
+	kernel.Fail("NewDestination", os.ErrDeadlineExceeded)
+	_, err = p.scale("10.0.0.1", "10.0.0.3", "10.0.0.4")
+	fmt.Println("reply lost:", errors.Is(err, ipvs.ErrOutcomeUnknown))
+	changes, err = p.scale("10.0.0.1", "10.0.0.3", "10.0.0.4")
+	fmt.Println("tried again:", changes.Total(), "changes,", err)
+
+	// Output:
+	// scaled up: 2 added, <nil>
+	// scaled down: 1 draining, <nil>
+	// connections ended: 1 deleted, <nil>
+	// refused: true
+	// tried again: 1 added, <nil>
+	// reply lost: true
+	// tried again: 0 changes, <nil>
+}
+
+// The Fake checks what the kernel checks.
+func ExampleFake_Handle() {
+	handle := ipvs.NewFake().Handle()
+	web := *webService
+	fmt.Println(handle.NewService(&web))
+	fmt.Println(handle.NewService(&web))
+	web.SchedName = "nosuch"
+	fmt.Println(handle.UpdateService(&web))
+	fmt.Println(handle.NewDestination(&web, backend("224.0.0.1")))
+	fmt.Println(handle.DelDestination(&web, backend("10.0.0.1")))
+
+	// Output:
+	// <nil>
+	// file exists
+	// no such file or directory
+	// invalid argument
+	// no such file or directory
+}
