@@ -51,7 +51,11 @@ func TestHints(t *testing.T) {
 		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, UpperThreshold: math.MaxInt32}, syscall.EINVAL, unicast},
 		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, UpperThreshold: math.MaxInt32 + 1}, syscall.EINVAL, "thresholds go up to 2^31-1"},
 		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, LowerThreshold: math.MaxInt32 + 1}, syscall.EINVAL, "thresholds go up to 2^31-1"},
-		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, LowerThreshold: math.MaxInt32 + 1}, syscall.ERANGE, ""},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, LowerThreshold: math.MaxInt32 + 1}, syscall.ERANGE, "a lower threshold needs an upper one that is not below it"},
+		{service("rr", ""), nil, syscall.ERANGE, ""},
+		{&Service{AddressFamily: unix.AF_INET6}, &Destination{AddressFamily: unix.AF_INET6, Address: net.ParseIP("fe80::1")}, syscall.EINVAL,
+			"the kernel looks for a link-local address on no interface in particular: only one of this machine itself is accepted"},
+		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET, Address: net.IPv4(169, 254, 0, 1)}, syscall.EINVAL, unicast},
 	} {
 		if got := (&OpError{Service: c.s, Destination: c.d, Err: c.err}).hint(); got != c.want {
 			t.Errorf("%v of %+v, %+v: got %q, want %q", c.err, c.s, c.d, got, c.want)

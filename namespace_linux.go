@@ -68,36 +68,21 @@ func openSocketAt(ns netns.NsHandle) (s *socket, err error) {
 	return s, err
 }
 
-// openSocketLike opens another socket in the network namespace of s. From a
-// thread that is there already it needs no privilege.
+// openSocketLike opens another socket in the network namespace of s.
 func openSocketLike(s *socket) (like *socket, err error) {
 	if s.another != nil {
 		return s.another(), nil
 	}
-	ns := netns.None()
-	err = s.withFD(func(fd int) error {
-		n, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
-		ns = netns.NsHandle(n)
+	err = inNamespaceOf(s, func() (err error) {
+		like, err = openSocket()
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if here, err := netns.Get(); err == nil {
-		defer here.Close()
-		if here.Equal(ns) {
-			return openSocket()
-		}
-	}
-	return openSocketAt(ns)
+	return like, err
 }
 
-// inNamespaceOf calls f on a thread in the network namespace of s. If the
-// calling thread is there already, f runs on it, and that needs no privilege; to
-// go there needs CAP_NET_ADMIN there and CAP_SYS_ADMIN.
+// inNamespaceOf calls f on a thread in the network namespace of s. If the calling
+// thread is there already, f runs on it, which requires no privilege. Otherwise it
+// requires CAP_NET_ADMIN there, and CAP_SYS_ADMIN.
 func inNamespaceOf(s *socket, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -118,8 +103,7 @@ func inNamespaceOf(s *socket, f func() error) error {
 	return inNamespace(ns, f)
 }
 
-// namespaceOf opens the network namespace of s. The kernel asks for
-// CAP_NET_ADMIN in it.
+// namespaceOf opens the network namespace of s, which requires CAP_NET_ADMIN in it.
 func namespaceOf(s *socket) (ns netns.NsHandle, err error) {
 	ns = netns.None()
 	err = s.withFD(func(fd int) error {
@@ -149,48 +133,6 @@ func isOpenHere(s *socket) bool {
 		}
 	}
 	return false
-}
-
-// inNamespace calls f on a thread in the network namespace ns.
-//
-// That is never the caller's thread, and never the main one: if the way back
-// fails, the goroutine ends while locked to its thread, and the runtime then ends
-// the thread instead of running other goroutines in a foreign namespace. It
-// cannot end the main thread, and many programs read that one's files in /proc
-// as the process's own.
-func inNamespace(ns netns.NsHandle, f func() error) error {
-	errs := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine holds the main thread, the next gets another.
-			err := inNamespace(ns, f)
-			runtime.UnlockOSThread()
-			errs <- err
-			return
-		}
-		restored, err := callThere(ns, f)
-		if restored {
-			runtime.UnlockOSThread()
-		}
-		errs <- err
-	}()
-	return <-errs
-}
-
-// callThere moves the calling thread into ns, calls f and moves back; restored
-// reports whether the thread is where it was before.
-func callThere(ns netns.NsHandle, f func() error) (restored bool, err error) {
-	home, err := netns.Get()
-	if err != nil {
-		return true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
-	}
-	defer home.Close()
-	if err := netns.Set(ns); err != nil {
-		return true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
-	}
-	err = f()
-	return netns.Set(home) == nil, err
 }
 
 // openProc opens a file below /proc/net for reading, as the network namespace of

@@ -2,9 +2,7 @@ package ipvs
 
 import (
 	"bytes"
-	"errors"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -174,25 +172,4 @@ func TestMayLoadModules(t *testing.T) {
 		}
 	}()
 	<-done
-}
-
-// modprobe's words are in the error, and there is none if it ends well.
-func TestModprobe(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PATH", dir)
-	script := func(text string) {
-		must(t, os.WriteFile(filepath.Join(dir, "modprobe"), []byte("#!/bin/sh\n"+text+"\n"), 0o755))
-	}
-	script(`[ "$*" = ip_vs ]`)
-	if err := modprobe(); err != nil {
-		t.Error(err)
-	}
-	script("echo no such module >&2; exit 3")
-	if err := modprobe(); err == nil || err.Error() != "modprobe ip_vs: exit status 3: no such module" {
-		t.Errorf("got %v", err)
-	}
-	must(t, os.Remove(filepath.Join(dir, "modprobe")))
-	if err := modprobe(); !errors.Is(err, os.ErrNotExist) && !strings.Contains(err.Error(), "not found") {
-		t.Errorf("got %v", err)
-	}
 }

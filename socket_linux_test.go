@@ -284,7 +284,7 @@ func TestClosedSocket(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	s := i.socket
 	s.close()
-	if err := s.send([]byte("request")); err != ErrClosed || len(k.requests) != 0 {
+	if err := s.send([]byte("request"), time.Second); err != ErrClosed || len(k.requests) != 0 {
 		t.Errorf("send: %v", err)
 	}
 	if got, err := s.receive(); err != ErrClosed || got != nil {
