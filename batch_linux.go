@@ -4,81 +4,132 @@ package ipvs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"iter"
+	"slices"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Batch collects changes for Handle.Do; the zero value is ready. Its methods copy
-// what they are given, so the caller may change it afterwards. A Batch is not
-// safe for concurrent use.
+// Batch collects changes for Handle.Do. The zero value is ready to use. Its methods
+// copy their arguments, which the caller may change afterwards. A Batch is not safe
+// for concurrent use.
 type Batch struct {
 	blocks []block    // the changes as messages
 	n      int        // number of changes
-	bad    []*OpError // those that cannot be sent, which have no message
+	bad    []*OpError // those that cannot be sent, which have no message; by Index
 }
 
-// block is so many messages as travel at once, one behind the other, for
-// consecutive changes.
+// block holds the messages of consecutive changes, one after the other; it is sent
+// in one piece if the socket's buffers allow it.
 type block struct {
 	first, count int
 	messages     []byte
 }
 
-// Sizes of what is sent at once.
+// Limits of one send.
 const (
-	maxSend      = 128       // changes; more cost as much each
+	maxSend      = 128       // changes; a longer block costs as much for each
 	maxSendBytes = 64 * 1024 // well below the send buffer
-	// What an error reply is charged in the receive queue, and more than that. So
-	// many fit into it as are sent at once, even if all changes fail.
+	// replyCharge is an upper bound of what an error reply is charged in the receive
+	// queue. The queue has to hold the replies to one send even if all changes fail.
 	replyCharge = 1536
-	// What the kernel wants to be left of the send buffer.
+	// sendOverhead is what the kernel wants to be left of the send buffer.
 	sendOverhead = 32
 )
 
-// NewService adds what Handle.NewService does to the batch.
-func (b *Batch) NewService(s *Service) { b.add(cmdNewService, s, nil) }
-
-// UpdateService adds what Handle.UpdateService does to the batch.
-func (b *Batch) UpdateService(s *Service) { b.add(cmdSetService, s, nil) }
-
-// DelService adds what Handle.DelService does to the batch.
-func (b *Batch) DelService(s *Service) { b.add(cmdDelService, s, nil) }
-
-// NewDestination adds what Handle.NewDestination does to the batch.
-func (b *Batch) NewDestination(s *Service, d *Destination) { b.add(cmdNewDest, s, d) }
-
-// UpdateDestination adds what Handle.UpdateDestination does to the batch.
-func (b *Batch) UpdateDestination(s *Service, d *Destination) { b.add(cmdSetDest, s, d) }
-
-// DelDestination adds what Handle.DelDestination does to the batch.
-func (b *Batch) DelDestination(s *Service, d *Destination) { b.add(cmdDelDest, s, d) }
-
-// Len returns the number of changes.
-func (b *Batch) Len() int { return b.n }
-
-// Reset takes all changes out, and keeps the memory for the next ones.
-func (b *Batch) Reset() { b.blocks, b.n, b.bad = b.blocks[:0], 0, nil }
-
-// String returns the changes in ipvsadm's notation, one a line, such as
-// "-A -t 10.0.0.1:80 -s rr".
-func (b *Batch) String() string {
-	lines := make([]string, b.n)
-	for _, bad := range b.bad {
-		lines[bad.Index] = fmt.Sprintf("# not possible: %v\n", bad)
-	}
-	for n, msg := range b.messages {
-		s, d := decode(msg)
-		lines[n] = notation(commandOf(msg), s, d) + "\n"
-	}
-	return strings.Join(lines, "")
+// Change is one change of a batch, as data.
+type Change struct {
+	Op          string       // the method, such as "NewService"
+	Service     *Service     // the service as it is sent
+	Destination *Destination // the destination as it is sent; nil for a change of a service
+	Err         error        // why the change cannot be sent; nil if it can
 }
 
-// add appends a change. What is wrong with it is kept for Do to report.
-func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
+// String returns the change in ipvsadm's notation, such as
+// "-A -t 10.0.0.1:80 -s rr", and for one that cannot be sent a comment that says why.
+func (c Change) String() string {
+	if c.Err != nil || c.Service == nil {
+		return "# not possible: " + describe(c.Op, c.Service, c.Destination) + fmt.Sprintf(": %v", c.Err)
+	}
+	return notation(c.Op, c.Service, c.Destination)
+}
+
+// NewService adds the change that Handle.NewService makes to the batch.
+func (b *Batch) NewService(s *Service) { b.add(cmdNewService, s, nil) }
+
+// UpdateService adds the change that Handle.UpdateService makes to the batch.
+func (b *Batch) UpdateService(s *Service) { b.add(cmdSetService, s, nil) }
+
+// DelService adds the change that Handle.DelService makes to the batch.
+func (b *Batch) DelService(s *Service) { b.add(cmdDelService, s, nil) }
+
+// NewDestination adds the change that Handle.NewDestination makes to the batch.
+func (b *Batch) NewDestination(s *Service, d *Destination) { b.add(cmdNewDest, s, d) }
+
+// UpdateDestination adds the change that Handle.UpdateDestination makes to the batch.
+func (b *Batch) UpdateDestination(s *Service, d *Destination) { b.add(cmdSetDest, s, d) }
+
+// DelDestination adds the change that Handle.DelDestination makes to the batch.
+func (b *Batch) DelDestination(s *Service, d *Destination) { b.add(cmdDelDest, s, d) }
+
+// Len returns the number of changes, including those that cannot be sent.
+func (b *Batch) Len() int { return b.n }
+
+// Reset removes all changes and keeps the memory for the next ones.
+func (b *Batch) Reset() { b.blocks, b.n, b.bad = b.blocks[:0], 0, nil }
+
+// All returns an iterator over the numbers of the changes, from 0, and the changes,
+// in order. It is meant for checks of a plan before it is carried out. The changes
+// are copies; the batch must not be changed during the iteration.
+//
+// The destinations that go with the deletion of their service are not listed.
+func (b *Batch) All() iter.Seq2[int, Change] {
+	return func(yield func(int, Change) bool) {
+		bad := b.bad
+		badBefore := func(n int) bool { // yields the bad ones before change n
+			for ; len(bad) > 0 && bad[0].Index < n; bad = bad[1:] {
+				op := bad[0]
+				if !yield(op.Index, Change{op.Op, cloneService(op.Service), cloneDestination(op.Destination), op.Err}) {
+					return false
+				}
+			}
+			return true
+		}
+		for n, msg := range b.messages {
+			if !badBefore(n) {
+				return
+			}
+			s, d := decode(msg)
+			if !yield(n, Change{Op: opName(commandOf(msg)), Service: s, Destination: d}) {
+				return
+			}
+		}
+		badBefore(b.n)
+	}
+}
+
+// String returns the changes in ipvsadm's notation, one a line, such as
+// "-A -t 10.0.0.1:80 -s rr". A change that cannot be sent is a comment.
+func (b *Batch) String() string {
+	var text strings.Builder
+	for n, c := range b.All() {
+		if c.Err != nil {
+			fmt.Fprintf(&text, "# not possible: change %d, %s: %v\n", n, describe(c.Op, c.Service, c.Destination), c.Err)
+			continue
+		}
+		text.WriteString(c.String())
+		text.WriteByte('\n')
+	}
+	return text.String()
+}
+
+// add appends a change. The error says why it cannot be sent; Do reports it.
+func (b *Batch) add(cmd uint8, s *Service, d *Destination) error {
 	last := b.lastBlock()
 	begin := len(last.messages)
 	msg := newGenlRequest(last.messages, 0, cmd, genlVersion, 0)
@@ -86,11 +137,18 @@ func (b *Batch) add(cmd uint8, s *Service, d *Destination) {
 	last.messages = msg
 	if err != nil {
 		last.messages = msg[:begin]
-		b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneService(s), Destination: cloneDestination(d), Err: err})
-	} else {
-		setLength(msg[begin:])
-		last.count++
+		b.refuse(cmd, s, d, err)
+		return err
 	}
+	setLength(msg[begin:])
+	last.count++
+	b.n++
+	return nil
+}
+
+// refuse appends a change that is not to be sent, for the reason err.
+func (b *Batch) refuse(cmd uint8, s *Service, d *Destination, err error) {
+	b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneService(s), Destination: cloneDestination(d), Err: err})
 	b.n++
 }
 
@@ -117,35 +175,44 @@ func (b *Batch) lastBlock() *block {
 	return next
 }
 
-// messages yields the number and the message of messages change that can be sent.
+// cutRequest returns the first request of a block and what follows it.
+func cutRequest(messages []byte) (msg, rest []byte) {
+	size := native.Uint32(messages)
+	return messages[:size], messages[size:]
+}
+
+// messages yields the number and the message of each change that can be sent.
 func (b *Batch) messages(yield func(n int, msg []byte) bool) {
 	for k := range b.blocks {
 		n, rest := b.blocks[k].first, b.blocks[k].messages
 		for len(rest) > 0 {
-			size := native.Uint32(rest)
-			if !yield(n, rest[:size]) {
+			var msg []byte
+			msg, rest = cutRequest(rest)
+			if !yield(n, msg) {
 				return
 			}
-			n, rest = n+1, rest[size:]
+			n++
 		}
 	}
 }
 
-// filter returns a batch of those changes that are to be kept.
-func (b *Batch) filter(keep func(msg []byte) bool) *Batch {
-	var kept Batch
-	for _, msg := range b.messages {
+// filter returns a batch of the changes for which keep returns true, and their
+// numbers in b. Those that cannot be sent are left out.
+func (b *Batch) filter(keep func(msg []byte) bool) (kept *Batch, numbers []int) {
+	kept = new(Batch)
+	for n, msg := range b.messages {
 		if keep(msg) {
 			last := kept.lastBlock()
 			last.messages = append(last.messages, msg...)
 			last.count++
 			kept.n++
+			numbers = append(numbers, n)
 		}
 	}
-	return &kept
+	return kept, numbers
 }
 
-// appendBatch appends the changes of c, whose memory is b's from then on.
+// appendBatch appends the changes of c, and takes over its memory.
 func (b *Batch) appendBatch(c *Batch) {
 	for _, block := range c.blocks {
 		block.first += b.n
@@ -211,44 +278,50 @@ func opName(cmd uint8) string {
 }
 
 // notation returns a change as an ipvsadm command line without the program's name.
-func notation(cmd uint8, s *Service, d *Destination) string {
-	switch cmd {
-	case cmdNewService:
+func notation(op string, s *Service, d *Destination) string {
+	switch op {
+	case opName(cmdNewService):
 		return "-A " + s.Rule()
-	case cmdSetService:
+	case opName(cmdSetService):
 		return "-E " + s.Rule()
-	case cmdDelService:
+	case opName(cmdDelService):
 		return "-D " + serviceName(s)
-	case cmdNewDest:
+	case opName(cmdNewDest):
 		return "-a " + serviceName(s) + " " + d.Rule()
-	case cmdSetDest:
+	case opName(cmdSetDest):
 		return "-e " + serviceName(s) + " " + d.Rule()
 	}
 	return "-d " + serviceName(s) + " " + destinationName(d)
 }
 
-// Do makes the changes of the batch, in order; a change that fails does not stop
-// the rest. They travel many at a time. The result is nil only if the kernel
-// confirmed them all; else it is a *BatchError, or ErrClosed if the handle was
-// closed before.
+// Do makes the changes of the batch, in order; a change that fails does not stop the
+// rest. Many travel in one system call. Do returns nil only if the kernel confirmed
+// all of them; else the error is a *BatchError, or ErrClosed if the handle was closed
+// before.
 //
-// Where the confirmation was lost, the error of a change matches ErrUnknown, and
-// what comes after it is not sent: its error is the reason.
+// Where the confirmation was lost, the error of a change matches ErrOutcomeUnknown.
+// Later changes are then not sent; their errors give the reason.
 //
-// Other calls on the handle wait until the batch is through.
+// Other calls on the handle wait until Do returns.
 func (i *Handle) Do(b *Batch) error {
 	if b == nil {
 		return errors.New("ipvs: the batch is nil")
 	}
+	_, err := i.do(b)
+	return err
+}
+
+// do is Do; lost says why the kernel could no longer be reached.
+func (i *Handle) do(b *Batch) (lost, err error) {
 	if err := i.lock(); err != nil {
-		return err
+		return err, err
 	}
 	defer i.mu.Unlock()
 	if i.closed.Load() {
-		return ErrClosed
+		return ErrClosed, ErrClosed
 	}
 	if err := i.socket.wantErrorText(); err != nil {
-		return err
+		return err, err
 	}
 	r := batchRun{handle: i, batch: b}
 	receive, send := i.socket.buffers()
@@ -257,46 +330,50 @@ func (i *Handle) Do(b *Batch) error {
 		first, rest := b.blocks[n].first, b.blocks[n].messages
 		for len(rest) > 0 {
 			size, count := nextChunk(rest, atOnce, bytesAtOnce)
-			if err := r.send(first, count, rest[:size]); err != nil {
-				r.fail(first+count, b.n, fmt.Errorf("ipvs: not sent, after: %w", err))
-				return r.result()
+			if lost := r.send(first, count, rest[:size]); lost != nil {
+				r.fail(first+count, b.n, notSent(lost))
+				return lost, r.result()
 			}
 			first, rest = first+count, rest[size:]
 		}
 	}
-	return r.result()
+	return nil, r.result()
 }
 
-// nextChunk returns the size of the first messages, which are at most so many and
-// so large, but at least one.
+// notSent is the error of a change that was not sent, because the kernel could no
+// longer be reached.
+func notSent(lost error) error { return fmt.Errorf("ipvs: not sent, after: %w", lost) }
+
+// nextChunk returns the size and the number of the first messages that may be sent
+// at once: at least one, at most atMost, and no more than so many bytes.
 func nextChunk(messages []byte, atMost, bytes int) (size, count int) {
-	for size < len(messages) && count < atMost {
-		next := size + int(native.Uint32(messages[size:]))
-		if count > 0 && next > bytes {
+	for rest := messages; len(rest) > 0 && count < atMost; count++ {
+		var msg []byte
+		msg, rest = cutRequest(rest)
+		if count > 0 && size+len(msg) > bytes {
 			break
 		}
-		size = next
-		count++
+		size += len(msg)
 	}
 	return size, count
 }
 
-// batchRun is a batch on its way.
+// batchRun is the state of one Do.
 type batchRun struct {
 	handle   *Handle
 	batch    *Batch
-	outcomes []outcome // for each change; nil until one is refused
-	replies  replies   // to the send under way
+	outcomes []outcome // for each change; nil until one fails
+	replies  replies   // to the current send
 }
 
-// outcome is why a change was not made; err is nil if it was.
+// outcome is how a change ended; err is nil if it was made.
 type outcome struct {
 	err     error
 	message string
 }
 
-// fail records that the changes first to end-1 were not made, but for those
-// of which that is known already.
+// fail records why the changes first to end-1 were not made, except for those that
+// are known to have failed already.
 func (r *batchRun) fail(first, end int, err error) {
 	if r.outcomes == nil {
 		r.outcomes = make([]outcome, r.batch.n)
@@ -308,8 +385,8 @@ func (r *batchRun) fail(first, end int, err error) {
 	}
 }
 
-// send sends count changes from first on, which are in messages, and reads how
-// they ended. Its error says that the kernel cannot be reached.
+// send sends count changes from first on, which are in messages, and reads how they
+// ended. An error means that the kernel cannot be reached.
 func (r *batchRun) send(first, count int, messages []byte) error {
 	i, s := r.handle, r.handle.socket
 	base := i.seq + 1
@@ -317,14 +394,13 @@ func (r *batchRun) send(first, count int, messages []byte) error {
 	i.seq = last
 	var msg []byte
 	for rest, seq := messages, base; len(rest) > 0; seq++ {
-		msg = rest[:native.Uint32(rest)]
-		rest = rest[len(msg):]
+		msg, rest = cutRequest(rest)
 		setFamily(msg, i.family)
 		setFlags(msg, unix.NLM_F_REQUEST)
 		setSequence(msg, seq)
 	}
-	// Requests are worked off in order, and refusals come unasked: what was not
-	// refused when the last is acknowledged is done.
+	// Requests are handled in order, and errors are sent without an ACK request, so
+	// anything not rejected by the final ACK has succeeded.
 	setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
 
 	if err := s.send(messages, i.receiveTimeout()); err != nil {
@@ -344,7 +420,7 @@ func (r *batchRun) send(first, count int, messages []byte) error {
 	return nil
 }
 
-// replies takes the replies to changes that were sent at once.
+// replies processes the replies to one send.
 type replies struct {
 	run        *batchRun
 	first      int    // the number of the first change
@@ -366,9 +442,9 @@ func (t *replies) take(m *message) (done bool, err error) {
 	return m.seq == t.last, err
 }
 
-// sendAgain makes the changes again that were refused because the family id was
-// an old one. As in execute, ENOENT can as well be what IPVS says. Its error says
-// that the kernel cannot be reached.
+// sendAgain repeats the changes that were refused because the family id was stale.
+// As in execute, ENOENT can also come from IPVS itself. An error means that the
+// kernel cannot be reached.
 func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 	i, s := r.handle, r.handle.socket
 	family := i.family
@@ -377,8 +453,8 @@ func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 		return nil
 	}
 	for n, rest := first, messages; len(rest) > 0; n++ {
-		msg := rest[:native.Uint32(rest)]
-		rest = rest[len(msg):]
+		var msg []byte
+		msg, rest = cutRequest(rest)
 		if r.outcomes[n].err != syscall.ENOENT {
 			continue
 		}
@@ -391,7 +467,7 @@ func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 		outcome := i.exchange(s, msg, i.answerTo(msg, nil))
 		if _, refused := outcome.(syscall.Errno); outcome != nil && !refused {
 			lost = outcome
-			err = fmt.Errorf("ipvs: not sent, after: %w", lost)
+			err = notSent(lost)
 			outcome = fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
 		}
 		r.outcomes[n].err = outcome
@@ -399,28 +475,29 @@ func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 	return lost
 }
 
-// result returns what was refused, and what could not be sent at all.
+// result returns a *BatchError of the changes that were not made, nil if all were.
 func (r *batchRun) result() error {
-	bad := r.batch.bad
-	if r.outcomes == nil && len(bad) == 0 {
+	if r.outcomes == nil && len(r.batch.bad) == 0 {
 		return nil
 	}
-	failed := &BatchError{total: r.batch.n}
+	failed := slices.Clone(r.batch.bad)
 	for n, msg := range r.batch.messages {
-		for len(bad) > 0 && bad[0].Index < n {
-			failed.Errors = append(failed.Errors, bad[0])
-			bad = bad[1:]
+		if r.outcomes == nil {
+			break
 		}
-		if r.outcomes == nil || r.outcomes[n].err == nil {
-			continue
+		if end := r.outcomes[n]; end.err != nil {
+			s, d := decode(msg)
+			failed = append(failed, &OpError{n, opName(commandOf(msg)), s, d, end.err, end.message})
 		}
-		s, d := decode(msg)
-		failed.Errors = append(failed.Errors, &OpError{Index: n, Op: opName(commandOf(msg)), Service: s, Destination: d,
-			Err: r.outcomes[n].err, Message: r.outcomes[n].message})
 	}
-	failed.Errors = append(failed.Errors, bad...)
-	if len(failed.Errors) == 0 {
+	if len(failed) == 0 {
 		return nil
 	}
-	return failed
+	return newBatchError(failed, r.batch.n)
+}
+
+// newBatchError returns the error of a batch of total changes, of which some failed.
+func newBatchError(failed []*OpError, total int) *BatchError {
+	slices.SortFunc(failed, func(a, b *OpError) int { return cmp.Compare(a.Index, b.Index) })
+	return &BatchError{Errors: failed, total: total}
 }

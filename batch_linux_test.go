@@ -301,3 +301,62 @@ func TestDoStaleFamilyThenSilence(t *testing.T) {
 		}
 	}
 }
+
+// A batch can be read as data, in its order, with what cannot be sent.
+func TestBatchAll(t *testing.T) {
+	var b Batch
+	s, d := ipv4Service(1), ipv4Destination(2)
+	heavy := *d
+	heavy.Weight = -1
+	b.NewService(nil)
+	b.NewService(s)
+	b.NewDestination(s, &heavy)
+	b.UpdateDestination(s, d)
+	b.DelService(s)
+	b.DelDestination(s, nil)
+	type row struct {
+		op, text string
+		weight   int
+		bad      bool
+	}
+	var got []row
+	for n, c := range b.All() {
+		if n != len(got) {
+			t.Errorf("change %d has the number %d", len(got), n)
+		}
+		weight := 0
+		if c.Destination != nil {
+			weight = c.Destination.Weight
+		}
+		got = append(got, row{c.Op, c.String(), weight, c.Err != nil})
+		if c.Destination != nil {
+			c.Destination.Address[len(c.Destination.Address)-1] = 99 // a copy
+		}
+	}
+	want := []row{
+		{"NewService", "# not possible: NewService: ipvs: the service is nil", 0, true},
+		{"NewService", "-A -t 10.0.0.1:80 -s rr", 0, false},
+		{"NewDestination", "# not possible: NewDestination -t 10.0.0.1:80 -r 10.1.0.2:8080: ipvs: weight -1 is not in 0..2147483647: numerical result out of range", -1, true},
+		{"UpdateDestination", "-e -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 1", 1, false},
+		{"DelService", "-D -t 10.0.0.1:80", 0, false},
+		{"DelDestination", "# not possible: DelDestination -t 10.0.0.1:80: ipvs: the destination is nil", 0, true},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+	if strings.Contains(b.String(), "10.1.0.99") {
+		t.Error("what All returns is no copy")
+	}
+	seen := 0
+	for range b.All() {
+		if seen++; seen == 3 {
+			break
+		}
+	}
+	if seen != 3 {
+		t.Errorf("%d changes before the break", seen)
+	}
+	if text := (Change{Op: "NewService"}).String(); text != "# not possible: NewService: <nil>" {
+		t.Errorf("without a service: %q", text)
+	}
+}

@@ -91,7 +91,7 @@ func (m model) apply(cmd uint8, s *Service, d *Destination) error {
 	}
 	service := m[key]
 	if (service == nil) != (cmd == cmdNewService) {
-		return fmt.Errorf("%s: service there: %v", notation(cmd, s, d), service != nil)
+		return fmt.Errorf("%s: service there: %v", notation(opName(cmd), s, d), service != nil)
 	}
 	if d == nil {
 		switch cmd {
@@ -109,7 +109,7 @@ func (m model) apply(cmd uint8, s *Service, d *Destination) error {
 		return err
 	}
 	if _, there := service.destinations[dest]; there != (cmd != cmdNewDest) {
-		return fmt.Errorf("%s: destination there: %v", notation(cmd, s, d), there)
+		return fmt.Errorf("%s: destination there: %v", notation(opName(cmd), s, d), there)
 	}
 	if cmd == cmdDelDest {
 		delete(service.destinations, dest)

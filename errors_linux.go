@@ -39,7 +39,7 @@ var (
 	errNilDestination = errors.New("ipvs: the destination is nil")
 )
 
-// BatchError says which changes of a batch failed. errors.Is and errors.As reach
+// BatchError lists the changes of a batch that failed. errors.Is and errors.As reach
 // each of them.
 type BatchError struct {
 	Errors []*OpError // in the order of the batch
@@ -48,7 +48,7 @@ type BatchError struct {
 
 // Error names the first few changes that failed.
 func (e *BatchError) Error() string {
-	const shown = 3
+	const shown = 16
 	var b strings.Builder
 	fmt.Fprintf(&b, "ipvs: %d of %d changes failed", len(e.Errors), e.total)
 	for n, op := range e.Errors {
@@ -75,25 +75,16 @@ func (e *BatchError) Unwrap() []error {
 type OpError struct {
 	Index       int          // its number in the batch, from 0
 	Op          string       // the method, such as "NewService"
-	Service     *Service     // what was sent of the service
-	Destination *Destination // what was sent of the destination; nil for a change of a service
-	Err         error        // a syscall.Errno where the kernel refused
-	Message     string       // the kernel's own words (extended acknowledgement), if it sent any
+	Service     *Service     // the service as it was sent
+	Destination *Destination // the destination as it was sent; nil for a change of a service
+	Err         error        // a syscall.Errno if the kernel refused
+	Message     string       // the kernel's own text (extended acknowledgement), if it sent any
 }
 
 // Error says which change it was, to what, and why it failed.
 func (e *OpError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "change %d, %s", e.Index, e.Op)
-	if e.Service != nil {
-		b.WriteByte(' ')
-		b.WriteString(serviceName(e.Service))
-	}
-	if e.Destination != nil {
-		b.WriteByte(' ')
-		b.WriteString(destinationName(e.Destination))
-	}
-	fmt.Fprintf(&b, ": %v", e.Err)
+	fmt.Fprintf(&b, "change %d, %s: %v", e.Index, describe(e.Op, e.Service, e.Destination), e.Err)
 	if e.Message != "" {
 		fmt.Fprintf(&b, ": %s", e.Message)
 	}
@@ -101,6 +92,17 @@ func (e *OpError) Error() string {
 		fmt.Fprintf(&b, " (%s)", hint)
 	}
 	return b.String()
+}
+
+// describe returns a change's method and what it is about.
+func describe(op string, s *Service, d *Destination) string {
+	if s != nil {
+		op += " " + serviceName(s)
+	}
+	if d != nil {
+		op += " " + destinationName(d)
+	}
+	return op
 }
 
 // Unwrap returns the error of the change.

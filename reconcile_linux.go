@@ -120,7 +120,7 @@ func (r *Reconciler) apply(b *Batch, done *Changes) error {
 	// Others may have made a service in place of a new one since the table was read.
 	// So new services go first, and what was to go to those that failed is left out.
 	isNew := func(msg []byte) bool { return commandOf(msg) == cmdNewService }
-	newServices := b.filter(isNew)
+	newServices, _ := b.filter(isNew)
 	if newServices.Len() == 0 {
 		return r.do(b, done)
 	}
@@ -138,7 +138,7 @@ func (r *Reconciler) apply(b *Batch, done *Changes) error {
 	} else if err != nil {
 		return err
 	}
-	rest := b.filter(func(msg []byte) bool {
+	rest, _ := b.filter(func(msg []byte) bool {
 		if len(failed) == 0 || commandOf(msg) != cmdNewDest {
 			return !isNew(msg)
 		}
