@@ -3,7 +3,10 @@ package ipvs
 // This file has whole tables, and the difference between two of them.
 
 import (
+	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // TableEntry is a service with its destinations.
@@ -14,14 +17,14 @@ type TableEntry struct {
 
 // GetTable returns every service with its destinations.
 //
-// It is read one service after the other: as with GetServices, others may change
-// the table meanwhile. A service that is deleted before its destinations are read
-// comes with none.
+// It reads one service after the other, so the table is not a snapshot: as with
+// GetServices, others may change it meanwhile. A service that is deleted before its
+// destinations are read comes with none.
 func (i *Handle) GetTable() ([]TableEntry, error) {
 	return i.getTable(func(*Service) bool { return true })
 }
 
-// getTable reads the services that are wanted, and their destinations.
+// getTable reads the services for which wanted returns true, and their destinations.
 func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 	services, err := i.GetServices()
 	if err != nil {
@@ -41,148 +44,335 @@ func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 	return table, nil
 }
 
-// Diff returns the fewest changes that make the table want of the table have. It
-// looks at what a caller can set, not at counters; addresses, families and
-// netmasks are the same if they are sent the same. What is twice in want, or
-// cannot be sent, is an error; of what is twice in have the first counts.
+// Diff returns the fewest changes that lead from the table have to the table want. It
+// compares what a caller can set, not counters; addresses, families and netmasks are
+// equal if they are sent the same.
 //
-// The order of the changes keeps traffic served: what is new comes first, then
-// what changes, then destinations that go, and last the services that go.
+// An entry of want that cannot be sent (nil, no address, one that contradicts the
+// family, a weight or a name out of range) or that is wanted twice is a change with an
+// Err, see Batch.All, which Handle.Do reports and does not send. It harms only itself:
+// what have has in its place stays as it is, and of duplicates the first counts. The
+// destinations of a service that cannot be sent stay as they are, too.
+//
+// Diff itself fails only if have is not a table that a kernel can have. Of duplicates
+// in have the first counts.
+//
+// The order of the changes keeps traffic served: new services and destinations come
+// first, then changed settings, then destinations that go, and last services that go.
 func Diff(have, want []TableEntry) (*Batch, error) {
 	var d differ
-	if err := d.diff(have, want); err != nil {
-		return nil, err
-	}
-	all := &d.arriving
-	for _, b := range []*Batch{&d.changing, &d.parting, &d.leaving} {
-		all.appendBatch(b)
-	}
-	if len(all.bad) > 0 {
-		return nil, fmt.Errorf("ipvs: the wanted table: %w", all.bad[0])
-	}
-	return all, nil
+	return d.diff(have, want)
 }
 
 // differ collects the changes between two tables, in the order they are made.
 type differ struct {
 	services     matcher[serviceKey]
-	destinations matcher[destinationKey] // of the service under way
+	destinations matcher[destinationKey] // of the current service
+
+	refuse func(*Service, serviceKey) error // why a wanted service must not be touched; nil: none
+	drains *drainer                         // decides what drains; nil: nothing does
 
 	arriving Batch // new services and destinations
-	changing Batch // other settings
+	updating Batch // services with other settings
+	changing Batch // destinations with other settings
 	parting  Batch // destinations that go
+	settling Batch // services that lose a setting after their destinations went
 	leaving  Batch // services that go
 }
 
 // matcher finds what is there for what is wanted.
 type matcher[K comparable] struct {
-	there   index[K]
-	at      []int  // where in the list each key is
-	matched []bool // those that are wanted
-	new     index[K]
+	there index[K]
+	at    []int   // the position in the list of each key
+	state []uint8 // why each stays; 0: it does not
+	new   index[K]
 }
 
-// reset begins with the next list.
+// Why an entry stays.
+const (
+	isWanted = 1 << iota
+	isProtected
+)
+
+// reset prepares for the next list.
 func (m *matcher[K]) reset(have, want int) {
 	m.there.reset(have)
 	m.new.reset(want)
-	m.at, m.matched = m.at[:0], m.matched[:0]
+	m.at, m.state = m.at[:0], m.state[:0]
 }
 
-// have notes entry n of what is there. What is there twice counts once.
+// have adds entry n of what is there. A duplicate is ignored.
 func (m *matcher[K]) have(n int, k K) {
 	if m.there.add(k) {
-		m.at, m.matched = append(m.at, n), append(m.matched, false)
+		m.at, m.state = append(m.at, n), append(m.state, 0)
 	}
 }
 
-// want returns the entry that is there for what is wanted, -1 for none, and
+// want returns the entry that is there for what is wanted, -1 for none, and reports
 // whether it is wanted for the first time.
 func (m *matcher[K]) want(k K) (n int, first bool) {
 	found, ok := m.there.find(k)
 	if !ok {
 		return -1, m.new.add(k)
 	}
-	first = !m.matched[found]
-	m.matched[found] = true
+	first = m.state[found]&isWanted == 0
+	m.state[found] |= isWanted
 	return m.at[found], first
 }
 
-// unwanted yields the entries that are not wanted, in the order of the list.
-func (m *matcher[K]) unwanted(yield func(n int) bool) {
-	for k, n := range m.at {
-		if !m.matched[k] && !yield(n) {
+// protect keeps what is there under a key from being unwanted.
+func (m *matcher[K]) protect(k K) {
+	if found, ok := m.there.find(k); ok {
+		m.state[found] |= isProtected
+	}
+}
+
+// unwanted yields the entries that are neither wanted nor protected, in the order of
+// the list, with their keys.
+func (m *matcher[K]) unwanted(yield func(n int, k K) bool) {
+	for at, n := range m.at {
+		if m.state[at] == 0 && !yield(n, m.there.keys[at]) {
 			return
 		}
 	}
 }
 
-func (d *differ) diff(have, want []TableEntry) error {
+var errWantedTwice = errors.New("ipvs: wanted twice; the first one counts")
+
+func (d *differ) diff(have, want []TableEntry) (*Batch, error) {
 	d.services.reset(len(have), len(want))
 	for n := range have {
 		key, err := sentServiceKey(have[n].Service)
 		if err != nil {
-			return fmt.Errorf("%w (entry %d of the table there is)", err, n)
+			return nil, fmt.Errorf("%w (entry %d of the existing table)", err, n)
 		}
 		d.services.have(n, key)
 	}
 	for n := range want {
-		key, err := sentServiceKey(want[n].Service)
-		if err != nil {
-			return fmt.Errorf("%w (entry %d of the wanted table)", err, n)
-		}
-		var there TableEntry
-		at, first := d.services.want(key)
-		if !first {
-			return fmt.Errorf("ipvs: service %s is wanted twice", serviceName(want[n].Service))
-		}
-		if at >= 0 {
-			there = have[at]
-		}
-		if err := d.compare(there, want[n], key.family); err != nil {
-			return fmt.Errorf("%w (of service %s)", err, serviceName(want[n].Service))
+		if err := d.wanted(have, want[n]); err != nil {
+			return nil, err
 		}
 	}
-	for n := range d.services.unwanted {
-		d.leaving.DelService(have[n].Service)
+	for n, key := range d.services.unwanted {
+		if err := d.unwanted(have[n], key); err != nil {
+			return nil, err
+		}
+	}
+	all := &d.arriving
+	for _, b := range []*Batch{&d.updating, &d.changing, &d.parting, &d.settling, &d.leaving} {
+		all.appendBatch(b)
+	}
+	return all, nil
+}
+
+// wanted adds the changes to one wanted service.
+func (d *differ) wanted(have []TableEntry, want TableEntry) error {
+	key, err := sentServiceKey(want.Service)
+	if err != nil {
+		d.arriving.refuse(cmdNewService, want.Service, nil, err)
+		d.protectMistaken(want.Service)
+		return d.compareDestinations(nil, want, false)
+	}
+	at, first := d.services.want(key)
+	if at < 0 {
+		return d.newService(want, key, first)
+	}
+	there := have[at]
+	err = d.checkWanted(want.Service, key, first)
+	changed := settingsOfService(there.Service, key.family) != settingsOfService(want.Service, key.family)
+	if err == nil && changed {
+		_, err = fillService(nil, want.Service, true)
+	}
+	if err != nil {
+		d.updating.refuse(cmdSetService, want.Service, nil, err)
+		if err := d.compareDestinations(there.Destinations, want, false); err != nil {
+			return err
+		}
+		if first && d.drains != nil {
+			d.drains.hold(key)
+		}
+		return nil
+	}
+	if err := d.compareDestinations(there.Destinations, want, true); err != nil {
+		return err
+	}
+	return d.existingService(there, want.Service, key)
+}
+
+// checkWanted returns why a wanted service must not be touched, nil if it may be.
+func (d *differ) checkWanted(s *Service, key serviceKey, first bool) error {
+	switch {
+	case !first:
+		return errWantedTwice
+	case d.refuse != nil:
+		return d.refuse(s, key)
 	}
 	return nil
 }
 
-// compare adds the changes to one wanted service; have is empty if it is new.
-func (d *differ) compare(have, want TableEntry, family uint16) error {
-	if have.Service == nil {
-		d.arriving.NewService(want.Service)
-	} else if settingsOfService(have.Service, family) != settingsOfService(want.Service, family) {
-		d.changing.UpdateService(want.Service)
+// newService adds a wanted service that is not there, and its destinations.
+func (d *differ) newService(want TableEntry, key serviceKey, first bool) error {
+	err := d.checkWanted(want.Service, key, first)
+	if err != nil {
+		d.arriving.refuse(cmdNewService, want.Service, nil, err)
+	} else if err = d.arriving.add(cmdNewService, want.Service, nil); err != nil && key.fwmark == 0 {
+		d.protectMistaken(want.Service)
 	}
-	d.destinations.reset(len(have.Destinations), len(want.Destinations))
-	for n, dest := range have.Destinations {
+	if err == nil && d.drains != nil {
+		d.drains.takesOver(key)
+	}
+	return d.compareDestinations(nil, want, err == nil)
+}
+
+// existingService adds what changes of a wanted service that is there, after its
+// destinations were compared.
+func (d *differ) existingService(there TableEntry, want *Service, key serviceKey) error {
+	draining, ended := 0, false
+	for n, k := range d.destinations.unwanted {
+		dest := there.Destinations[n]
+		if d.drains != nil && d.drains.keeps(there.Service, want.SchedName, dest, drainKey{key, k}) {
+			draining++
+			d.quiet(want, dest)
+			continue
+		}
+		ended = ended || dest.Weight == 0
+		d.parting.DelDestination(want, dest)
+	}
+	if d.drains != nil {
+		d.drains.takesOver(key)
+	}
+	if draining > 0 {
+		want = withFallback(want)
+	}
+	if settingsOfService(there.Service, key.family) == settingsOfService(want, key.family) {
+		return nil
+	}
+	if ended && losesFallback(there.Service, want) {
+		d.settling.UpdateService(want)
+	} else {
+		d.updating.UpdateService(want)
+	}
+	return nil
+}
+
+// compareDestinations adds the changes to the destinations of a wanted service, apart
+// from those that are not wanted. If the service is not usable, it only reports
+// destinations that are bad by themselves.
+func (d *differ) compareDestinations(have []*Destination, want TableEntry, usable bool) error {
+	d.destinations.reset(len(have), len(want.Destinations))
+	for n, dest := range have {
 		key, err := sentDestinationKey(dest)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w (of the existing service %s)", err, serviceName(want.Service))
 		}
 		d.destinations.have(n, key)
 	}
 	for _, dest := range want.Destinations {
 		key, err := sentDestinationKey(dest)
 		if err != nil {
-			return err
+			d.arriving.refuse(cmdNewDest, want.Service, dest, err)
+			d.protectMistakenDestination(dest)
+			continue
 		}
 		at, first := d.destinations.want(key)
+		changes, cmd := &d.changing, uint8(cmdSetDest)
+		if at < 0 {
+			changes, cmd = &d.arriving, cmdNewDest
+		}
 		switch {
 		case !first:
-			return fmt.Errorf("ipvs: destination %s is wanted twice", destinationName(dest))
+			changes.refuse(cmd, want.Service, dest, errWantedTwice)
+		case !usable:
+			if err := checkDestination(cmd, dest); err != nil {
+				changes.refuse(cmd, want.Service, dest, err)
+			}
 		case at < 0:
-			d.arriving.NewDestination(want.Service, dest)
-		case settingsOfDestination(have.Destinations[at]) != settingsOfDestination(dest):
-			d.changing.UpdateDestination(want.Service, dest)
+			if err := changes.add(cmd, want.Service, dest); err != nil {
+				d.protectMistakenDestination(dest)
+			}
+		case settingsOfDestination(have[at]) != settingsOfDestination(dest):
+			changes.add(cmd, want.Service, dest)
 		}
 	}
-	for n := range d.destinations.unwanted {
-		d.parting.DelDestination(want.Service, have.Destinations[n])
+	return nil
+}
+
+// unwanted adds the changes to a service that is not wanted.
+func (d *differ) unwanted(have TableEntry, key serviceKey) error {
+	if d.drains == nil {
+		d.leaving.DelService(have.Service)
+		return nil
+	}
+	if err := d.compareDestinations(have.Destinations, TableEntry{Service: have.Service}, true); err != nil {
+		return err
+	}
+	draining := 0
+	var parting []*Destination
+	for n, k := range d.destinations.unwanted {
+		dest := have.Destinations[n]
+		if d.drains.keeps(have.Service, have.Service.SchedName, dest, drainKey{key, k}) {
+			draining++
+			d.quiet(have.Service, dest)
+		} else {
+			parting = append(parting, dest)
+		}
+	}
+	if draining == 0 {
+		d.leaving.DelService(have.Service) // and its destinations with it
+		return nil
+	}
+	for _, dest := range parting {
+		d.parting.DelDestination(have.Service, dest)
 	}
 	return nil
+}
+
+// quiet gives a destination that drains weight 0.
+func (d *differ) quiet(s *Service, dest *Destination) {
+	if dest.Weight == 0 {
+		return
+	}
+	quiet := *dest
+	quiet.Weight = 0
+	d.changing.UpdateDestination(s, &quiet)
+}
+
+// protectMistaken protects the services that a wanted one can be meant to be whose
+// family is missing or contradicts its address.
+func (d *differ) protectMistaken(s *Service) {
+	if s == nil {
+		return
+	}
+	for _, family := range []uint16{0, unix.AF_INET, unix.AF_INET6} {
+		meant := *s
+		meant.AddressFamily = family
+		if key, err := sentServiceKey(&meant); err == nil {
+			d.services.protect(key)
+		}
+	}
+}
+
+// protectMistakenDestination does the same for the destinations of the current service.
+func (d *differ) protectMistakenDestination(dest *Destination) {
+	if dest == nil {
+		return
+	}
+	for _, family := range []uint16{0, unix.AF_INET, unix.AF_INET6} {
+		meant := *dest
+		meant.AddressFamily = family
+		if key, err := sentDestinationKey(&meant); err == nil {
+			d.destinations.protect(key)
+		}
+	}
+}
+
+// checkDestination returns why a destination cannot be sent, nil if it can.
+func checkDestination(cmd uint8, d *Destination) error {
+	_, err := fillDestination(nil, d, true)
+	if err == nil && cmd == cmdNewDest {
+		err = checkNew(d.AddressFamily, d.Address, "destination")
+	}
+	return err
 }
 
 func contains[K comparable](set map[K]struct{}, key K) bool {
@@ -190,7 +380,7 @@ func contains[K comparable](set map[K]struct{}, key K) bool {
 	return ok
 }
 
-// serviceSettings is what can be set of a service, as it is sent.
+// serviceSettings is what a caller can set of a service, as it is sent.
 type serviceSettings struct {
 	scheduler, engine       string
 	flags, timeout, netmask uint32
@@ -200,7 +390,7 @@ func settingsOfService(s *Service, family uint16) serviceSettings {
 	return serviceSettings{s.SchedName, s.PEName, s.Flags &^ ServiceFlagHashed, s.Timeout, netmaskOf(s, family)}
 }
 
-// destinationSettings is what can be set of a destination, as it is sent.
+// destinationSettings is what a caller can set of a destination, as it is sent.
 type destinationSettings struct {
 	weight                  int
 	forwarding              uint32

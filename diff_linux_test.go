@@ -234,24 +234,87 @@ func TestDiffText(t *testing.T) {
 	}
 }
 
+// A bad entry is a change that cannot be sent and harms only itself: what is there in
+// its place stays, and everything else is done.
 func TestDiffBadInput(t *testing.T) {
-	s := func() *Service { return ipv4Service(1) }
-	sixteen := s()
-	sixteen.Address = sixteen.Address.To4() // the same service, written otherwise
-	for name, want := range map[string][]TableEntry{
-		"service twice":           {{s(), nil}, {sixteen, nil}},
-		"destination twice":       {{s(), []*Destination{ipv4Destination(1), ipv4Destination(1)}}},
-		"nil service":             {{nil, nil}},
-		"nil destination":         {{s(), []*Destination{nil}}},
-		"no address":              {{&Service{Port: 80}, nil}},
-		"weight out of range":     {{s(), []*Destination{{Address: net.IPv4(10, 1, 0, 1), Weight: -1}}}},
-		"scheduler name too long": {{&Service{Address: net.IPv4(10, 0, 0, 1), SchedName: strings.Repeat("x", 16)}, nil}},
+	service := func(change func(*Service)) *Service {
+		s := ipv4Service(1)
+		change(s)
+		return s
+	}
+	same := func(*Service) {}
+	long := strings.Repeat("x", 16)
+	dests := func() []*Destination { return []*Destination{ipv4Destination(1)} }
+	mapped := ipv4Destination(1)
+	mapped.AddressFamily = unix.AF_INET6
+	heavy := *ipv4Destination(1)
+	heavy.Weight = -1
+	four := ipv4Service(1)
+	four.Address = four.Address.To4() // the same service, written otherwise
+	const (
+		is    = "-t 10.0.0.1:80"
+		dest  = is + " -r 10.1.0.1:8080"
+		added = "-A " + is + " -s rr\n"
+	)
+	bad := func(n int, text string) string { return fmt.Sprintf("# not possible: change %d, %s\n", n, text) }
+	for _, test := range []struct {
+		name         string
+		want         []TableEntry
+		empty, there string // the changes if nothing is there, and if the service is, with two destinations
+	}{
+		{"service twice", []TableEntry{{service(same), dests()}, {four, []*Destination{ipv4Destination(7)}}},
+			added + "-a " + dest + " -m -w 1\n" + bad(2, "NewService "+is+": ipvs: wanted twice; the first one counts"),
+			bad(0, "UpdateService "+is+": ipvs: wanted twice; the first one counts") + "-d " + is + " -r 10.1.0.2:8080\n"},
+		{"destination twice, ready and not", []TableEntry{{service(same), []*Destination{ipv4Destination(1), &heavy}}},
+			added + "-a " + dest + " -m -w 1\n" + bad(2, "NewDestination "+dest+": ipvs: wanted twice; the first one counts"),
+			bad(0, "UpdateDestination "+dest+": ipvs: wanted twice; the first one counts") + "-d " + is + " -r 10.1.0.2:8080\n"},
+		{"nil service", []TableEntry{{nil, dests()}, {service(same), dests()}},
+			bad(0, "NewService: ipvs: the service is nil") + added + "-a " + dest + " -m -w 1\n",
+			bad(0, "NewService: ipvs: the service is nil") + "-d " + is + " -r 10.1.0.2:8080\n"},
+		{"nil destination", []TableEntry{{service(same), append(dests(), nil)}},
+			added + "-a " + dest + " -m -w 1\n" + bad(2, "NewDestination "+is+": ipvs: the destination is nil"),
+			bad(0, "NewDestination "+is+": ipvs: the destination is nil") + "-d " + is + " -r 10.1.0.2:8080\n"},
+		{"no address", []TableEntry{{&Service{Protocol: 6, Port: 80}, dests()}, {service(same), []*Destination{ipv4Destination(1), ipv4Destination(2)}}},
+			bad(0, "NewService -t <nil>:80: ipvs: the service has no address") + added + "-a " + dest + " -m -w 1\n-a " + is + " -r 10.1.0.2:8080 -m -w 1\n",
+			bad(0, "NewService -t <nil>:80: ipvs: the service has no address")},
+		{"weight out of range", []TableEntry{{service(same), []*Destination{&heavy}}},
+			added + bad(1, "NewDestination "+dest+": ipvs: weight -1 is not in 0..2147483647: numerical result out of range"),
+			bad(0, "UpdateDestination "+dest+": ipvs: weight -1 is not in 0..2147483647: numerical result out of range") + "-d " + is + " -r 10.1.0.2:8080\n"},
+		{"scheduler name too long", []TableEntry{{service(func(s *Service) { s.SchedName = long }), []*Destination{&heavy}}},
+			bad(0, "NewService "+is+`: ipvs: scheduler "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`) +
+				bad(1, "NewDestination "+dest+": ipvs: weight -1 is not in 0..2147483647: numerical result out of range"),
+			bad(0, "UpdateService "+is+`: ipvs: scheduler "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`) +
+				bad(1, "UpdateDestination "+dest+": ipvs: weight -1 is not in 0..2147483647: numerical result out of range")},
+		{"engine name too long", []TableEntry{{service(func(s *Service) { s.PEName = long }), dests()}},
+			bad(0, "NewService "+is+`: ipvs: persistence engine "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`),
+			bad(0, "UpdateService "+is+`: ipvs: persistence engine "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`)},
+		// These are meant to be the services and destinations that are there.
+		{"family that contradicts the address", []TableEntry{{service(func(s *Service) { s.AddressFamily, s.Address = unix.AF_INET6, s.Address.To4() }), dests()}},
+			bad(0, "NewService "+is+": ipvs: the service's address 10.0.0.1 is not of its address family 10"),
+			bad(0, "NewService "+is+": ipvs: the service's address 10.0.0.1 is not of its address family 10")},
+		{"family that contradicts the address in 16 bytes", []TableEntry{{service(func(s *Service) { s.AddressFamily = unix.AF_INET6 }), dests()}},
+			bad(0, "NewService -t [::ffff:10.0.0.1]:80: ipvs: the service's address 10.0.0.1 is not of its address family 10"),
+			bad(0, "NewService -t [::ffff:10.0.0.1]:80: ipvs: the service's address 10.0.0.1 is not of its address family 10")},
+		{"destination's family that contradicts its address", []TableEntry{{service(same), []*Destination{mapped}}},
+			added + bad(1, "NewDestination "+is+" -r [::ffff:10.1.0.1]:8080: ipvs: the destination's address 10.1.0.1 is not of its address family 10"),
+			bad(0, "NewDestination "+is+" -r [::ffff:10.1.0.1]:8080: ipvs: the destination's address 10.1.0.1 is not of its address family 10") +
+				"-d " + is + " -r 10.1.0.2:8080\n"},
+		{"unknown family", []TableEntry{{service(func(s *Service) { s.AddressFamily = 7 }), dests()}},
+			bad(0, "NewService "+is+": ipvs: address family 7 is neither AF_INET (2) nor AF_INET6 (10): address family not supported by protocol"),
+			bad(0, "NewService "+is+": ipvs: address family 7 is neither AF_INET (2) nor AF_INET6 (10): address family not supported by protocol")},
 	} {
-		for _, have := range [][]TableEntry{nil, {{s(), []*Destination{ipv4Destination(1)}}}} {
-			if b, err := Diff(have, want); err == nil || b != nil || !strings.HasPrefix(err.Error(), "ipvs: ") {
-				t.Errorf("%s: %v, %v", name, b, err)
+		there := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}}
+		for have, want := range map[*[]TableEntry]string{{}: test.empty, &there: test.there} {
+			if got := mustGet(Diff(*have, test.want))(t).String(); got != want {
+				t.Errorf("%s, with %d services there:\n%swant\n%s", test.name, len(*have), got, want)
 			}
 		}
+	}
+	// A firewall mark without a family can be meant for either.
+	marks := []TableEntry{{&Service{FWMark: 1, AddressFamily: unix.AF_INET}, nil}, {&Service{FWMark: 1, AddressFamily: unix.AF_INET6}, nil}, {&Service{FWMark: 2, AddressFamily: unix.AF_INET}, nil}}
+	if got, want := mustGet(Diff(marks, []TableEntry{{&Service{FWMark: 1}, nil}}))(t).String(),
+		bad(0, "NewService -f 1: ipvs: the service of firewall mark 1 has no address family")+"-D -f 2\n"; got != want {
+		t.Errorf("mark without family:\n%swant\n%s", got, want)
 	}
 	if _, err := Diff([]TableEntry{{}}, nil); !errors.Is(err, errNilService) {
 		t.Errorf("nil service in have: %v", err)

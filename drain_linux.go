@@ -2,7 +2,11 @@ package ipvs
 
 // This file decides which destinations drain, and when they go.
 
-import "time"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 type drainKey struct {
 	service     serviceKey
@@ -10,102 +14,170 @@ type drainKey struct {
 }
 
 const (
-	// maxRounds is how often Reconcile reads and applies until nothing gets in between.
-	maxRounds = 8
-	// drainPoll is how often it makes sense to look whether connections have ended.
+	// drainPoll is the shortest time after which it makes sense to look whether
+	// connections have ended.
 	drainPoll = time.Second
+	// drainPollShare of the time that a drain has lasted is when to look next: some
+	// 30 looks for ten minutes.
+	drainPollShare = 5
 )
 
-// keepDraining returns want with what has still to drain, at weight 0.
-func (r *Reconciler) keepDraining(p *plan, have, want []TableEntry) ([]TableEntry, error) {
-	now := time.Now
-	if r.now != nil {
-		now = r.now
-	}
-	d := drainer{plan: p, since: r.drains, limit: r.Drain, now: now()}
-	p.drains = map[drainKey]time.Time{}
-
-	position := make(map[serviceKey]int, len(want))
-	kept := append([]TableEntry(nil), want...)
-	for n := range want {
-		key, err := sentServiceKey(want[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		position[key] = n
-	}
-	for n := range have {
-		key, err := sentServiceKey(have[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		if at, wanted := position[key]; wanted {
-			still, err := d.still(key, have[n].Destinations, want[at].Destinations)
-			if err != nil {
-				return nil, err
-			}
-			if len(still) > 0 {
-				kept[at].Destinations = append(append([]*Destination(nil), want[at].Destinations...), still...)
-			}
-			continue
-		}
-		still, err := d.still(key, have[n].Destinations, nil)
-		if err != nil {
-			return nil, err
-		}
-		if len(still) > 0 {
-			kept = append(kept, TableEntry{have[n].Service, still})
-		}
-	}
-	return kept, nil
-}
-
-// drainer decides which destinations drain on.
+// drainer decides which of the destinations that are not wanted drain, in one plan.
 type drainer struct {
-	plan  *plan
-	since map[drainKey]time.Time // of the calls before
-	limit time.Duration
-	now   time.Time
+	reconciler *Reconciler
+	now        time.Time
+	since      map[drainKey]time.Time  // since when each has been known to have weight 0
+	begun      map[drainKey]struct{}   // those that got weight 0 in the current call
+	wildcards  map[serviceKey]struct{} // wanted services with port 0
+
+	goesOn  map[drainKey]time.Time  // drains that go on, with weight 0
+	begins  []drainKey              // those that get weight 0 by the plan
+	ends    map[drainKey]time.Time  // those that the plan deletes
+	held    map[serviceKey]struct{} // services that the plan does not touch
+	count   int
+	requeue time.Duration
 }
 
-// still returns those of a service's destinations that are not wanted but have
-// still to drain, with weight 0.
-func (d *drainer) still(service serviceKey, have, want []*Destination) (still []*Destination, err error) {
-	wanted := make(map[destinationKey]struct{}, len(want))
-	for _, dest := range want {
-		key, err := sentDestinationKey(dest)
-		if err != nil {
-			return nil, err
-		}
-		wanted[key] = struct{}{}
+// newDrainer returns the drainer of a plan.
+func (r *Reconciler) newDrainer(begun map[drainKey]struct{}) *drainer {
+	return &drainer{reconciler: r, now: r.time(), since: r.drains, begun: begun,
+		wildcards: map[serviceKey]struct{}{}, held: map[serviceKey]struct{}{},
+		goesOn: map[drainKey]time.Time{}, ends: map[drainKey]time.Time{}}
+}
+
+// time returns the current time.
+func (r *Reconciler) time() time.Time {
+	if r.now != nil {
+		return r.now()
 	}
-	for _, dest := range have {
-		key, err := sentDestinationKey(dest)
-		if err != nil {
-			return nil, err
+	return time.Now()
+}
+
+// takesOver records a wanted service: one with port 0 gets the clients of those of the
+// same address that are no longer there.
+func (d *drainer) takesOver(key serviceKey) {
+	if key.port == 0 && key.fwmark == 0 {
+		d.wildcards[key] = struct{}{}
+	}
+}
+
+// hold records a service whose destinations stay as they are.
+func (d *drainer) hold(key serviceKey) { d.held[key] = struct{}{} }
+
+// keeps reports whether a destination that is not wanted is to drain. Its service is
+// given as the kernel has it, with the scheduler that it will have.
+func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drainKey) bool {
+	limit := d.limit(s, scheduler, dest, k.service)
+	if limit <= 0 {
+		return false
+	}
+	if dest.Weight != 0 {
+		// Also if it drained before: connections can have come since.
+		d.begins = append(d.begins, k)
+		d.keep(0, limit)
+		return true
+	}
+	since, known := d.since[k]
+	if !known {
+		since = d.now
+	}
+	elapsed := d.now.Sub(since)
+	idle := dest.ActiveConnections == 0 && dest.InactiveConnections == 0
+	if elapsed >= limit || idle && !contains(d.begun, k) {
+		d.ends[k] = since
+		return false
+	}
+	d.goesOn[k] = since
+	d.keep(elapsed, limit)
+	return true
+}
+
+// limit returns how long a destination may drain; 0 if it must not.
+func (d *drainer) limit(s *Service, scheduler string, dest *Destination, key serviceKey) time.Duration {
+	if scheduler == DestinationHashing {
+		return 0 // a destination of weight 0 would keep its share of the clients
+	}
+	if key.fwmark == 0 {
+		wildcard := key
+		wildcard.port = 0
+		if contains(d.wildcards, wildcard) && key.port != 0 {
+			return 0 // its service would keep the clients from the one with port 0
 		}
-		if contains(wanted, key) {
+	}
+	switch r := d.reconciler; {
+	case r.DrainFor != nil:
+		return r.DrainFor(cloneService(s), cloneDestination(dest))
+	case key.fwmark != 0, key.protocol == unix.IPPROTO_TCP:
+		return r.Drain
+	}
+	return 0
+}
+
+// keep counts a destination that drains, and determines when to look again.
+func (d *drainer) keep(elapsed, limit time.Duration) {
+	d.count++
+	requeue := min(max(drainPoll, elapsed/drainPollShare), limit-elapsed)
+	if d.requeue == 0 || requeue < d.requeue {
+		d.requeue = requeue
+	}
+}
+
+// after returns the drains after the plan was carried out, apart from the changes that
+// failed. The time to drain begins when the kernel has confirmed weight 0.
+func (d *drainer) after(failed []*OpError, now time.Time) map[drainKey]time.Time {
+	destinations, services := map[drainKey]struct{}{}, map[serviceKey]struct{}{}
+	for _, op := range failed {
+		service, err := sentServiceKey(op.Service)
+		if err != nil {
 			continue
 		}
-		wanted[key] = struct{}{} // once, if it is there twice
-		k := drainKey{service, key}
-		since, known := d.since[k]
-		if !known {
-			since = d.now
+		if op.Op == opName(cmdDelService) {
+			services[service] = struct{}{}
+		} else if destination, err := sentDestinationKey(op.Destination); err == nil {
+			destinations[drainKey{service, destination}] = struct{}{}
 		}
-		left := d.limit - d.now.Sub(since)
-		// As long as it has its weight, a connection can come after the table was read.
-		idle := dest.Weight == 0 && dest.ActiveConnections == 0 && dest.InactiveConnections == 0
-		if known && (left <= 0 || idle) {
-			continue
-		}
-		d.plan.drains[k] = since
-		if again := min(left, drainPoll); d.plan.again == 0 || again < d.plan.again {
-			d.plan.again = again
-		}
-		quiet := *dest
-		quiet.Weight = 0
-		still = append(still, &quiet)
 	}
-	return still, nil
+	drains := d.goesOn
+	for _, k := range d.begins {
+		if !contains(destinations, k) {
+			drains[k] = now
+		}
+	}
+	for k, since := range d.ends { // those that could not be deleted have no time left
+		if contains(destinations, k) || contains(services, k.service) {
+			drains[k] = since
+		}
+	}
+	if len(d.held) > 0 {
+		for k, since := range d.since {
+			if contains(d.held, k.service) {
+				drains[k] = since
+			}
+		}
+	}
+	return drains
+}
+
+// hasFallback reports whether a scheduler has a fallback flag, which is the same for
+// both: without it, a destination of weight 0 keeps its share of the clients, who are
+// refused.
+func hasFallback(scheduler string) bool {
+	return scheduler == SourceHashing || scheduler == MaglevHashing
+}
+
+// withFallback returns a service as it is to be while destinations of it drain.
+func withFallback(s *Service) *Service {
+	if !hasFallback(s.SchedName) || s.Flags&ServiceFlagSched1 != 0 {
+		return s
+	}
+	fallback := *s
+	fallback.Flags |= ServiceFlagSched1
+	return &fallback
+}
+
+// losesFallback reports whether a service is to lose the flag, which it needs until
+// its last destination that drains has gone.
+func losesFallback(have, want *Service) bool {
+	return have.SchedName == want.SchedName && hasFallback(want.SchedName) &&
+		have.Flags&^want.Flags&ServiceFlagSched1 != 0
 }

@@ -13,36 +13,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reconciler brings the kernel's table to a wanted one, again and again. Its zero
-// value with a Handle is ready. It is safe for concurrent use.
+// Reconciler repeatedly brings the kernel's table to a desired state. Its zero value
+// with a Handle is ready to use. It is safe for concurrent use; calls are serialized.
 //
-// It needs no memory of before: a new process goes on where the old one stopped.
+// It needs no memory of earlier calls: a new process goes on where the last one stopped,
+// except that the time of each destination that drains begins anew.
 type Reconciler struct {
-	// Handle is the table to work on.
+	// Handle gives access to the table.
 	Handle *Handle
 
-	// Owned tells which services are the caller's; nil: all. Others are never
-	// touched: to want one is an error. It is given services as the kernel returns
-	// them, with their family, and IPv4 addresses of 4 bytes.
+	// Owned reports whether a service is the caller's. Services that are not owned are
+	// never touched, and it is an error to want one. Owned is called with services as
+	// the kernel returns them, with their family, and IPv4 addresses of 4 bytes.
+	//
+	// If Owned is nil, all services of the network namespace are the caller's: Reconcile
+	// deletes every service that is not wanted, whoever made it.
+	//
+	// Destinations that drain when Owned no longer covers their service are left at
+	// weight 0.
 	Owned func(*Service) bool
 
 	// Drain is how long a destination that is no longer wanted may finish its
-	// connections. It gets weight 0, and a later call deletes it once it has no
-	// connection, active or inactive, or its time is up. A service that is no longer
-	// wanted stays meanwhile, and goes with the last of its destinations. With 0, or
-	// less, all goes at once.
+	// connections, if its service is a TCP one or a firewall mark; others go at once,
+	// since clients of UDP and SCTP are served by another destination sooner without it.
+	// With 0, or less, all go at once.
+	//
+	// A destination that drains gets weight 0, and its time begins when the kernel has
+	// confirmed that. A later call deletes it as soon as it has no connection, active or
+	// inactive, or its time is up. One that is found with a weight again gets weight 0
+	// again, and its time begins anew. One that is wanted again gets its weight back. A
+	// service that is no longer wanted stays while a destination of it drains. What has
+	// weight 0 and no connection when it is first seen goes at once.
 	//
 	// A TCP connection that both sides closed counts as inactive for two minutes more:
 	// with a shorter Drain its destination goes by the time limit.
 	//
-	// With weight 0 the kernel sends no new clients; one that is bound by persistence
-	// comes back, unless the sysctl net.ipv4.vs.expire_quiescent_template is 1.
+	// With weight 0 the kernel sends no new clients. There are exceptions:
+	//   - A client that is bound by persistence comes back, unless the sysctl
+	//     net.ipv4.vs.expire_quiescent_template is 1.
+	//   - With the schedulers "sh" and "mh" the clients of a destination of weight 0 are
+	//     refused, unless the service has the fallback flag (ServiceFlagSHFallback,
+	//     ServiceFlagMHFallback). Reconcile sets it while a destination drains.
+	//   - With "dh" there is no such flag, so destinations of its services never drain.
+	//   - A service that drains still gets the clients of a more general one that is to
+	//     replace it, and refuses them. So a service does not drain if one of the same
+	//     address and protocol with port 0 is wanted. Nor should it drain if it is a
+	//     firewall mark that is replaced by an address: DrainFor can say so.
 	Drain time.Duration
 
+	// DrainFor, if not nil, returns how long a destination may drain, in place of Drain
+	// and for all protocols. It is called for each destination that is not wanted,
+	// whenever the table is read, with the service and the destination as the kernel
+	// has them, counters included. It must not use the Reconciler.
+	DrainFor func(*Service, *Destination) time.Duration
+
 	mu     sync.Mutex
-	drains map[drainKey]time.Time // since when each drains
+	drains map[drainKey]time.Time // since when each is known to have weight 0
 	now    func() time.Time       // for tests; nil: time.Now
 }
+
+// maxRounds is how often Reconcile reads and writes at most, if others change the table
+// in between.
+const maxRounds = 8
 
 // Changes says what Reconcile did.
 type Changes struct {
@@ -50,13 +82,15 @@ type Changes struct {
 	ServicesUpdated     int
 	ServicesDeleted     int
 	DestinationsAdded   int
-	DestinationsUpdated int // those that began to drain, too
+	DestinationsUpdated int // including those that began to drain
 	DestinationsDeleted int // not those that went with their service
 
 	// Draining is the number of destinations that still finish their connections.
 	Draining int
 
-	// RequeueAfter is when to call again because of them, at the latest; 0 if none drains.
+	// RequeueAfter is when to call again because of them, at the latest; 0 if none
+	// drains. It grows with the time that they have drained, from a second on, and is
+	// never later than the end of their time.
 	RequeueAfter time.Duration
 }
 
@@ -66,134 +100,196 @@ func (c Changes) Total() int {
 		c.DestinationsAdded + c.DestinationsUpdated + c.DestinationsDeleted
 }
 
-// Plan returns what Reconcile would do now, and does nothing. Printed, it is a
-// list of ipvsadm's commands.
+// Plan returns the changes that Reconcile would make now, and makes none. Printed, it
+// is a list of ipvsadm's commands. Entries that Reconcile would report as errors are
+// changes with an Err, see Batch.All.
 func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, err := r.plan(want)
+	p, err := r.makePlan(want, nil)
 	if err != nil {
 		return nil, err
 	}
 	return p.batch, nil
 }
 
-// Reconcile reads the table, and makes the changes that bring what is owned of it
-// to want; none if that is so already. If others change the table at the same
-// time, it reads again, a bounded number of times. It goes by what the kernel
-// lists, see GetServices: what is missing from that, the next call puts right.
+// Reconcile reads the table and makes the changes that bring the owned part of it to
+// want; none if it is so already. If others change the table at the same time, it reads
+// again, a bounded number of times. It relies on the kernel's lists, see GetServices:
+// an entry that is missing from them is dealt with by the next call.
 //
-// The Changes count with an error too what is known to be done. The error is a
-// *BatchError where changes failed.
+// If changes fail, the others are made all the same, and the error is a *BatchError of
+// those that failed or were not sent; the number of each is that in the last plan. A
+// change that fails only because another did, such as a destination of a service that
+// could not be made, is not in it. An entry of want that cannot be sent, is wanted
+// twice or is not owned is in it too, see Diff: it harms only itself, and what the
+// kernel has in its place stays as it is.
+//
+// The Changes are valid with an error too: they count the changes known to be made.
 func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var done Changes
-	drains := r.drains
-	defer func() { r.drains = drains }() // not before: a call does not delete what it gave weight 0
+	begun := map[drainKey]struct{}{} // this call does not delete what it gave weight 0
 	for round := 1; ; round++ {
-		p, err := r.plan(want)
+		p, err := r.makePlan(want, begun)
 		if err != nil {
 			return done, err
 		}
-		drains, done.Draining, done.RequeueAfter = p.drains, len(p.drains), p.again
-		if p.batch.Len() == 0 {
+		done.Draining, done.RequeueAfter = p.drains.count, p.drains.requeue
+		failed, lost := r.apply(p.batch, &done)
+		r.drains = p.drains.after(failed, r.time())
+		for _, k := range p.drains.begins {
+			begun[k] = struct{}{}
+		}
+		failed = withoutConsequences(failed)
+		if len(failed) == 0 {
 			return done, nil
 		}
-		err = r.apply(p.batch, &done)
-		var failed *BatchError
-		if !errors.As(err, &failed) {
-			return done, err
-		}
-		failed.restart(drains)
-		if round == maxRounds || !failed.onlyRaces() {
-			return done, err
+		if round == maxRounds || lost || !anyRace(failed) {
+			return done, newBatchError(failed, p.batch.Len())
 		}
 	}
 }
 
-// apply makes the changes, and counts them.
-func (r *Reconciler) apply(b *Batch, done *Changes) error {
+// plan is what to do now, and what drains.
+type plan struct {
+	batch  *Batch
+	drains *drainer
+}
+
+// makePlan reads the table and compares. The caller holds r.mu.
+func (r *Reconciler) makePlan(want []TableEntry, begun map[drainKey]struct{}) (*plan, error) {
+	if r.Handle == nil {
+		return nil, errors.New("ipvs: the reconciler has no handle")
+	}
+	have, foreign, err := r.read()
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: reading the table: %w", err)
+	}
+	p := &plan{drains: r.newDrainer(begun)}
+	var d differ
+	if r.Drain > 0 || r.DrainFor != nil {
+		d.drains = p.drains
+	}
+	if r.Owned != nil {
+		d.refuse = func(s *Service, key serviceKey) error { return r.notOwned(s, key, foreign) }
+	}
+	p.batch, err = d.diff(have, want)
+	return p, err
+}
+
+// read returns the owned part of the table, and what identifies the other services.
+func (r *Reconciler) read() (have []TableEntry, foreign map[serviceKey]struct{}, err error) {
 	if r.Owned == nil {
-		return r.do(b, done)
+		have, err = r.Handle.GetTable()
+		return have, nil, err
+	}
+	foreign = map[serviceKey]struct{}{}
+	have, err = r.Handle.getTable(func(s *Service) bool {
+		if r.Owned(s) {
+			return true
+		}
+		foreign[keyOfService(s)] = struct{}{}
+		return false
+	})
+	return have, foreign, err
+}
+
+// notOwned returns the error of a wanted service that is not the caller's, nil if it is.
+func (r *Reconciler) notOwned(s *Service, key serviceKey, foreign map[serviceKey]struct{}) error {
+	switch {
+	case contains(foreign, key):
+		return errors.New("ipvs: wanted, but not owned: it is another owner's")
+	case !r.Owned(asReturned(s, key)):
+		return errors.New("ipvs: wanted, but not owned")
+	}
+	return nil
+}
+
+// apply makes the changes of a plan and counts them. It returns those that failed, with
+// their numbers, and reports whether the kernel could no longer be reached.
+func (r *Reconciler) apply(b *Batch, done *Changes) (failed []*OpError, lost bool) {
+	if b.Len() == 0 {
+		return nil, false
+	}
+	isNew := func(msg []byte) bool { return commandOf(msg) == cmdNewService }
+	var newServices *Batch
+	var numbers []int
+	if r.Owned != nil {
+		newServices, numbers = b.filter(isNew)
+	}
+	if len(numbers) == 0 {
+		failed, err := r.do(b, done)
+		return failed, err != nil
 	}
 	// Others may have made a service in place of a new one since the table was read.
-	// So new services go first, and what was to go to those that failed is left out.
-	isNew := func(msg []byte) bool { return commandOf(msg) == cmdNewService }
-	newServices, _ := b.filter(isNew)
-	if newServices.Len() == 0 {
-		return r.do(b, done)
-	}
-	err := r.do(newServices, done)
-	failed := map[serviceKey]struct{}{}
-	var first, second *BatchError
-	if errors.As(err, &first) {
-		for _, op := range first.Errors {
-			if _, refused := op.Err.(syscall.Errno); !refused {
-				return first // the kernel was lost
-			}
+	// So new services go first, and destinations of those that failed are left out.
+	failed, err := r.do(newServices, done)
+	renumber(failed, numbers)
+	refused := map[serviceKey]struct{}{}
+	for _, op := range failed {
+		if _, ok := op.Err.(syscall.Errno); ok {
 			key, _ := sentServiceKey(op.Service) // it was sent
-			failed[key] = struct{}{}
+			refused[key] = struct{}{}
 		}
-	} else if err != nil {
-		return err
 	}
-	rest, _ := b.filter(func(msg []byte) bool {
-		if len(failed) == 0 || commandOf(msg) != cmdNewDest {
+	rest, numbers := b.filter(func(msg []byte) bool {
+		if len(refused) == 0 || commandOf(msg) != cmdNewDest {
 			return !isNew(msg)
 		}
 		s, _ := decode(msg)
 		key, _ := sentServiceKey(s)
-		return !contains(failed, key)
+		return !contains(refused, key)
 	})
-	err = r.do(rest, done)
-	if errors.As(err, &second) {
-		for _, op := range second.Errors {
-			op.Index += newServices.Len()
-		}
-		second.total += newServices.Len()
+	var failedRest []*OpError
+	if err != nil {
+		failedRest = rest.unsent(err)
+	} else {
+		failedRest, err = r.do(rest, done)
 	}
+	renumber(failedRest, numbers)
+	return append(append(failed, failedRest...), b.bad...), err != nil
+}
+
+// renumber gives changes of a part of a batch their numbers in the whole.
+func renumber(ops []*OpError, numbers []int) {
+	for _, op := range ops {
+		op.Index = numbers[op.Index]
+	}
+}
+
+// do makes the changes of a batch in one go, and counts them. It returns those that
+// failed, and why the kernel could no longer be reached.
+func (r *Reconciler) do(b *Batch, done *Changes) (failed []*OpError, lost error) {
+	lost, err := r.Handle.do(b)
+	var batchErr *BatchError
 	switch {
-	case first == nil || err != nil && second == nil:
-		return err
-	case second != nil:
-		first.Errors = append(first.Errors, second.Errors...)
-		first.total = second.total
+	case errors.As(err, &batchErr):
+		failed = batchErr.Errors
+	case err != nil: // nothing was sent
+		return append(b.unsent(err), b.bad...), err
 	}
-	return first
+	done.count(b, failed)
+	return failed, lost
 }
 
-// do makes the changes of a batch at once, and counts them.
-func (r *Reconciler) do(b *Batch, done *Changes) error {
-	err := r.Handle.Do(b)
-	var failed *BatchError
-	if err == nil || errors.As(err, &failed) {
-		done.count(b, failed)
-	}
-	return err
-}
-
-// restart takes out the drains of destinations that were to get weight 0 and did
-// not: their time begins when they do.
-func (e *BatchError) restart(drains map[drainKey]time.Time) {
-	for _, op := range e.Errors {
-		service, err := sentServiceKey(op.Service)
-		destination, destErr := sentDestinationKey(op.Destination)
-		if err == nil && destErr == nil {
-			delete(drains, drainKey{service, destination})
-		}
-	}
-}
-
-// count adds the changes of a batch that did not fail.
-func (c *Changes) count(b *Batch, failed *BatchError) {
-	var errs []*OpError
-	if failed != nil {
-		errs = failed.Errors
-	}
+// unsent returns the errors of the changes of a batch that is not sent.
+func (b *Batch) unsent(lost error) (failed []*OpError) {
 	for n, msg := range b.messages {
-		if len(errs) > 0 && errs[0].Index == n {
-			errs = errs[1:]
+		s, d := decode(msg)
+		failed = append(failed, &OpError{Index: n, Op: opName(commandOf(msg)), Service: s, Destination: d, Err: notSent(lost)})
+	}
+	return failed
+}
+
+// count adds the changes of a batch that did not fail; those that did are in order.
+func (c *Changes) count(b *Batch, failed []*OpError) {
+	for n, msg := range b.messages {
+		for len(failed) > 0 && failed[0].Index < n {
+			failed = failed[1:]
+		}
+		if len(failed) > 0 && failed[0].Index == n {
 			continue
 		}
 		switch commandOf(msg) {
@@ -213,87 +309,43 @@ func (c *Changes) count(b *Batch, failed *BatchError) {
 	}
 }
 
-// onlyRaces tells whether reading again can help: whether some failures come
-// from others who changed the table, and the rest of them does not follow from
-// something else.
-func (e *BatchError) onlyRaces() bool {
-	broken := map[string]bool{} // services that could not be made for another reason
-	races := false
-	for _, op := range e.Errors {
-		switch {
-		case op.Service == nil:
-		case op.Err == syscall.ESRCH && broken[serviceName(op.Service)]:
-		case op.Err == syscall.EEXIST, op.Err == syscall.ESRCH, op.Err == syscall.ENOENT && op.Destination != nil:
-			races = true
-		case op.Destination == nil:
-			broken[serviceName(op.Service)] = true
+// withoutConsequences returns the changes that failed by themselves: not those to
+// destinations of a service that could not be made.
+func withoutConsequences(failed []*OpError) []*OpError {
+	broken := map[serviceKey]struct{}{}
+	own := failed[:0:0]
+	for _, op := range failed {
+		key, err := sentServiceKey(op.Service)
+		if err == nil && op.Op == opName(cmdNewService) && op.Err != syscall.EEXIST {
+			broken[key] = struct{}{}
 		}
-	}
-	return races
-}
-
-// plan is what to do, and what is left to do later.
-type plan struct {
-	batch  *Batch
-	drains map[drainKey]time.Time
-	again  time.Duration
-}
-
-// plan reads the table and compares. The caller holds r.mu.
-func (r *Reconciler) plan(want []TableEntry) (*plan, error) {
-	if r.Handle == nil {
-		return nil, errors.New("ipvs: the reconciler has no handle")
-	}
-	have, err := r.read(want)
-	if err != nil {
-		return nil, err
-	}
-	p := new(plan)
-	if r.Drain > 0 {
-		if want, err = r.keepDraining(p, have, want); err != nil {
-			return nil, err
+		if err == nil && op.Op == opName(cmdNewDest) && op.Err == syscall.ESRCH && contains(broken, key) {
+			continue
 		}
+		own = append(own, op)
 	}
-	p.batch, err = Diff(have, want)
-	return p, err
+	return own
 }
 
-// read returns what is owned of the table. It is an error if that is not all that
-// is wanted.
-func (r *Reconciler) read(want []TableEntry) ([]TableEntry, error) {
-	if r.Owned == nil {
-		return r.Handle.GetTable()
-	}
-	foreign := map[serviceKey]struct{}{}
-	have, err := r.Handle.getTable(func(s *Service) bool {
-		if r.Owned(s) {
+// anyRace reports whether a change failed because others changed the table, so that
+// reading again can help.
+func anyRace(failed []*OpError) bool {
+	for _, op := range failed {
+		switch op.Err {
+		case syscall.EEXIST, syscall.ESRCH:
 			return true
-		}
-		foreign[keyOfService(s)] = struct{}{}
-		return false
-	})
-	if err != nil {
-		return nil, err
-	}
-	for n := range want {
-		s, key, err := asReturned(want[n].Service)
-		if err != nil {
-			return nil, err
-		}
-		if !r.Owned(s) || contains(foreign, key) {
-			return nil, fmt.Errorf("ipvs: service %s is wanted, but not owned", serviceName(s))
+		case syscall.ENOENT: // of a service: no such scheduler
+			if op.Destination != nil {
+				return true
+			}
 		}
 	}
-	return have, nil
+	return false
 }
 
-// asReturned returns s as the kernel would return it but for counters, and what
+// asReturned returns s as the kernel would return it, apart from counters; key is what
 // identifies it.
-func asReturned(s *Service) (*Service, serviceKey, error) {
-	key, err := sentServiceKey(s)
-	if err != nil {
-		return nil, key, err
-	}
+func asReturned(s *Service, key serviceKey) *Service {
 	returned := *s
 	returned.AddressFamily, returned.Netmask = key.family, netmaskOf(s, key.family)
 	returned.Flags |= ServiceFlagHashed
@@ -303,5 +355,5 @@ func asReturned(s *Service) (*Service, serviceKey, error) {
 	case key.family == unix.AF_INET:
 		returned.Address = key.address[:net.IPv4len]
 	}
-	return &returned, key, nil
+	return &returned
 }
