@@ -299,7 +299,7 @@ func (d *differ) compareDestinations(have []*Destination, want TableEntry, usabl
 
 // unwanted adds the changes to a service that is not wanted.
 func (d *differ) unwanted(have TableEntry, key serviceKey) error {
-	if d.drains == nil {
+	if d.drains == nil || d.drains.isTakenOver(key) {
 		d.leaving.DelService(have.Service)
 		return nil
 	}
@@ -348,6 +348,9 @@ func (d *differ) protectMistaken(s *Service) {
 		meant.AddressFamily = family
 		if key, err := sentServiceKey(&meant); err == nil {
 			d.services.protect(key)
+			if d.drains != nil {
+				d.drains.hold(key)
+			}
 		}
 	}
 }

@@ -61,6 +61,13 @@ func (d *drainer) takesOver(key serviceKey) {
 	}
 }
 
+// isTakenOver reports whether a service that is not wanted would, if it stayed, keep
+// its clients from a wanted one with port 0.
+func (d *drainer) isTakenOver(key serviceKey) bool {
+	key.port = 0
+	return contains(d.wildcards, key)
+}
+
 // hold records a service whose destinations stay as they are.
 func (d *drainer) hold(key serviceKey) { d.held[key] = struct{}{} }
 
@@ -96,13 +103,6 @@ func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drain
 func (d *drainer) limit(s *Service, scheduler string, dest *Destination, key serviceKey) time.Duration {
 	if scheduler == DestinationHashing {
 		return 0 // a destination of weight 0 would keep its share of the clients
-	}
-	if key.fwmark == 0 {
-		wildcard := key
-		wildcard.port = 0
-		if contains(d.wildcards, wildcard) && key.port != 0 {
-			return 0 // its service would keep the clients from the one with port 0
-		}
 	}
 	switch r := d.reconciler; {
 	case r.DrainFor != nil:
