@@ -173,20 +173,22 @@ func checkName(what, name string, maxLen int) error {
 func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err error) {
 	switch cmd {
 	case cmdNewService, cmdSetService, cmdDelService:
-		b, err = fillService(b, s, cmd != cmdDelService)
-		if err == nil && cmd == cmdNewService && s.FWMark == 0 {
-			err = checkNew(s.AddressFamily, s.Address, "service")
+		if cmd == cmdNewService && s != nil && s.FWMark == 0 {
+			if err := checkNew(s.AddressFamily, s.Address, "service"); err != nil {
+				return b, err
+			}
 		}
-		return b, err
+		return fillService(b, s, cmd != cmdDelService)
 	}
 	if b, err = fillService(b, s, false); err != nil {
 		return b, err
 	}
-	b, err = fillDestination(b, d, cmd != cmdDelDest)
-	if err == nil && cmd == cmdNewDest {
-		err = checkNew(d.AddressFamily, d.Address, "destination")
+	if cmd == cmdNewDest && d != nil {
+		if err := checkNew(d.AddressFamily, d.Address, "destination"); err != nil {
+			return b, err
+		}
 	}
-	return b, err
+	return fillDestination(b, d, cmd != cmdDelDest)
 }
 
 // fillService appends s: what identifies it, and if full its settings.

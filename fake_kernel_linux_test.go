@@ -113,7 +113,7 @@ func (p *fakePair) compare(name fmt.Stringer, want any, wantErr error, got any, 
 	if equalErrors(wantErr, gotErr) && reflect.DeepEqual(want, got) {
 		return true
 	}
-	p.t.Errorf("%v\n%s", name, differingLines(describe(want, wantErr), describe(got, gotErr)))
+	p.t.Errorf("%v\n%s", name, differingLines(describeResult(want, wantErr), describeResult(got, gotErr)))
 	return false
 }
 

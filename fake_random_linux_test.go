@@ -348,7 +348,7 @@ func equalErrors(a, b error) bool {
 }
 
 // describe prints a result and its error.
-func describe(result any, err error) string {
+func describeResult(result any, err error) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "error %v (%T)\n", err, err)
 	var failed *BatchError

@@ -39,7 +39,7 @@ func newMemory(t *testing.T) (*Handle, *memoryKernel) {
 // open returns one more handle of the same kernel.
 func (m *memoryKernel) open() *Handle {
 	i, _ := newFake(m.t, m.respond)
-	i.bulkRefused = true // a second socket would be a real one
+	i.socket.another = func() *socket { return i.socket } // a second one would be a real one
 	return i
 }
 
