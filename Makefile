@@ -1,7 +1,7 @@
 # The commands of the project; `make help` lists them. The scripts say more.
 # KERNEL chooses the kernel of the virtual machine: 5.10, 6.1, 6.12 or 7.2.
 
-.PHONY: help demo test test-kernels test-arch race fuzz soak mutation bench scale lint fmt
+.PHONY: help demo test test-kernels test-arch race fuzz soak mutation bench scale consumers lint fmt
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -35,6 +35,9 @@ bench: ## instruction counts beside other libraries and the kernel's own limit
 
 scale: ## 10,000 services with 10 destinations each
 	testdata/scripts/scale
+
+consumers: ## the tests of programs that use the original, with it and with this
+	testdata/scripts/consumers
 
 lint: ## format, vet, staticcheck
 	testdata/scripts/lint

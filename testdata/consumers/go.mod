@@ -1,0 +1,3 @@
+module ipvs.test/consumers
+
+go 1.24
