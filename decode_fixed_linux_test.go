@@ -1,6 +1,10 @@
 package ipvs
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // counted appends counters as kernels send them, all different.
 func counted(b []byte, typ uint16, sizes [10]int) []byte {
@@ -104,4 +108,69 @@ func headers(attrs []byte, offset int) (at []int) {
 		}
 	}
 	return at
+}
+
+// The messages of all four kernels have the fixed layout, except for services with
+// a firewall mark (in place of protocol, address and port) or a persistence engine
+// (one attribute more). Without this test a new kernel could switch the fast path
+// off unnoticed.
+func TestGoldenMessagesAreFixed(t *testing.T) {
+	series, err := goldenFiles.ReadDir(goldenDir)
+	must(t, err)
+	kernels := 0
+	for _, dir := range series {
+		if !dir.IsDir() {
+			continue
+		}
+		kernels++
+		files, err := goldenFiles.ReadDir(goldenDir + "/" + dir.Name())
+		must(t, err)
+		var services, destinations, general int
+		for _, file := range files {
+			text, err := goldenFiles.ReadFile(goldenDir + "/" + dir.Name() + "/" + file.Name())
+			must(t, err)
+			for _, d := range readDatagrams(t, string(text)) {
+				if d.sent {
+					continue
+				}
+				for rest := d.data; len(rest) > 0; {
+					var m message
+					rest, err = parseMessage(rest, &m)
+					must(t, err)
+					if m.typ <= unix.GENL_ID_CTRL { // not of IPVS
+						continue
+					}
+					var s Service
+					var dest Destination
+					switch attrs := m.attrs(); m.body[0] {
+					case cmdNewService:
+						must(t, parseService(attrs, &s, new(addresses)))
+						service, err := nested(attrs, cmdAttrService, "service")
+						must(t, err)
+						_, fixed := new(Service).decodeFixed(service)
+						if want := s.FWMark == 0 && s.PEName == ""; fixed != want {
+							t.Errorf("%s/%s: the layout of service %s is fixed: %v, want %v", dir.Name(), file.Name(), s.Rule(), fixed, want)
+						}
+						if services++; !fixed {
+							general++
+						}
+					case cmdNewDest:
+						must(t, parseDestination(attrs, &dest, new(addresses)))
+						destination, err := nested(attrs, cmdAttrDest, "destination")
+						must(t, err)
+						if _, fixed := dest.decodeFixed(destination); !fixed {
+							t.Errorf("%s/%s: the layout of destination %s is not fixed", dir.Name(), file.Name(), dest.Rule())
+						}
+						destinations++
+					}
+				}
+			}
+		}
+		if services < 40 || destinations < 30 || general < 6 {
+			t.Errorf("%s: %d services, %d of them not fixed, and %d destinations are too few to tell", dir.Name(), services, general, destinations)
+		}
+	}
+	if kernels != 4 {
+		t.Errorf("%d kernels", kernels)
+	}
 }
