@@ -31,6 +31,9 @@ type runner struct {
 // Kernel tests that take long; those that notice a mutant are mostly others.
 var slow = regexp.MustCompile(`Killed|FailingCalls|Soak|Stress|Churn|Fault|Propert|Drain|Daemon|Counters|Tunnel|ManyHandles|Module`)
 
+// unaware tests build the library from the checkout, without the mutant.
+const unaware = "^TestFakeNotLinked$"
+
 // build builds the library's tests, with files that are other than in the checkout.
 func (r *runner) build(name string, files map[string][]byte) (binary string, err error) {
 	binary = filepath.Join(r.work, name)
@@ -71,7 +74,7 @@ func (r *runner) unit(binary string, number int, args ...string) (string, error)
 	ctx, cancel := context.WithTimeout(context.Background(), r.limit+30*time.Second)
 	defer cancel()
 	command := exec.CommandContext(ctx, "sh", append([]string{"-c", `ulimit -v 4194304; exec "$0" "$@"`,
-		binary, "-test.timeout=" + r.limit.String()}, args...)...)
+		binary, "-test.timeout=" + r.limit.String(), "-test.skip=" + unaware}, args...)...)
 	command.Dir, command.Env = r.library.dir, append(os.Environ(), fmt.Sprint(numberVariable, "=", number))
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
