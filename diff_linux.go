@@ -78,6 +78,8 @@ type differ struct {
 	parting  Batch // destinations that go
 	settling Batch // services that lose a setting after their destinations went
 	leaving  Batch // services that go
+
+	scratch []byte // for messages that are made to see whether they can be
 }
 
 // matcher finds what is there for what is wanted.
@@ -181,7 +183,7 @@ func (d *differ) wanted(have []TableEntry, want TableEntry) error {
 	err = d.checkWanted(want.Service, key, first)
 	changed := settingsOfService(there.Service, key.family) != settingsOfService(want.Service, key.family)
 	if err == nil && changed {
-		_, err = fillService(nil, want.Service, true)
+		d.scratch, err = fillService(d.scratch[:0], want.Service, true)
 	}
 	if err != nil {
 		d.updating.refuse(cmdSetService, want.Service, nil, err)

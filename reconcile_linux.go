@@ -125,6 +125,9 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 // twice or is not owned is in it too, see Diff: it harms only itself, and what the
 // kernel has in its place stays as it is.
 //
+// While the kernel changes a service's scheduler it has none for some milliseconds, in
+// which it refuses new clients; nothing can be done about that.
+//
 // The Changes are valid with an error too: they count the changes known to be made.
 func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	r.mu.Lock()
