@@ -71,9 +71,14 @@ func addressPort(family uint16, address net.IP, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
+// isIPv6Service reports whether the service is one of IPv6.
+func isIPv6Service(s *Service) bool {
+	return s.AddressFamily == unix.AF_INET6 || s.AddressFamily == 0 && s.FWMark == 0 && s.Address.To4() == nil
+}
+
 // netmaskOption returns the option for a netmask other than a single client's.
 func netmaskOption(s *Service) string {
-	if s.AddressFamily == unix.AF_INET6 || s.AddressFamily == 0 && s.FWMark == 0 && s.Address.To4() == nil {
+	if isIPv6Service(s) {
 		if s.Netmask == 0 || s.Netmask == 128 {
 			return ""
 		}
