@@ -30,9 +30,10 @@ func real8080(change ...func(*Destination)) *Destination {
 	return d
 }
 
-// Every option is read under its long and short name, in all the ways in which
-// ipvsadm reads it; what is left out has ipvsadm's default.
-func TestParseTable(t *testing.T) {
+// parseTests are texts and their tables: every option under its long and short
+// name, in all the ways in which ipvsadm reads it; what is left out has ipvsadm's
+// default.
+func parseTests() map[string][]TableEntry {
 	v6 := func(s *Service) {
 		s.Address, s.AddressFamily, s.Netmask = net.ParseIP("2001:db8::1"), unix.AF_INET6, 128
 	}
@@ -40,7 +41,7 @@ func TestParseTable(t *testing.T) {
 	persistent := func(s *Service) { s.Flags, s.Timeout = ServiceFlagPersistent, 360 }
 	entry := func(s *Service, d ...*Destination) []TableEntry { return []TableEntry{{s, d}} }
 	const service = "-A -t 10.0.0.1:80\n"
-	for text, want := range map[string][]TableEntry{
+	return map[string][]TableEntry{
 		"":                           {},
 		"\n \t\n# -A\n  # text\n":    {},
 		"ipvsadm\n":                  {},
@@ -113,7 +114,11 @@ func TestParseTable(t *testing.T) {
 		service + "--clear\n" + service:                                                       entry(tcp()),
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.1:8080\n-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m": entry(tcp(), real8080(func(d *Destination) { d.ConnectionFlags = 0 })),
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.2:8080\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080\n-d -t 10.0.0.1:80 -r 10.1.0.2:8080": entry(tcp(), real8080()),
-	} {
+	}
+}
+
+func TestParseTable(t *testing.T) {
+	for text, want := range parseTests() {
 		got, err := ParseTable(strings.NewReader(text))
 		for n := range want {
 			if len(want[n].Destinations) == 0 && len(got) == len(want) {

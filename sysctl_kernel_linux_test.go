@@ -168,14 +168,23 @@ func init() {
 		if _, err := own.GetServices(); err != error(syscall.EPERM) {
 			return fmt.Errorf("GetServices: %v, want EPERM: there are privileges left", err)
 		}
-		_, err1 := own.GetSysctl("expire_nodest_conn")
-		_, err2 := own.GetTotals()
-		if err := firstError(err1, err2); err != nil {
+		reading := func(i *Handle) (errs []error) {
+			_, err1 := i.GetSysctl("expire_nodest_conn")
+			_, err2 := i.GetTotals()
+			errs = []error{err1, err2}
+			for _, err := range i.Connections() {
+				errs = append(errs, err)
+			}
+			return errs
+		}
+		if err := firstError(reading(own)...); err != nil {
 			return fmt.Errorf("in the own namespace: %w", err)
 		}
-		_, err1 = other.GetSysctl("expire_nodest_conn")
-		_, err2 = other.GetTotals()
-		for _, err := range []error{err1, err2, other.SetSysctl("expire_nodest_conn", 1), own.SetSysctl("expire_nodest_conn", 1)} {
+		refused := reading(other)
+		if len(refused) != 3 {
+			return fmt.Errorf("in another namespace Connections yields %v", refused[2:])
+		}
+		for _, err := range append(refused, other.SetSysctl("expire_nodest_conn", 1), own.SetSysctl("expire_nodest_conn", 1)) {
 			if !errors.Is(err, fs.ErrPermission) {
 				return fmt.Errorf("%v, want one of permissions", err)
 			}
