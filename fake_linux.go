@@ -21,11 +21,13 @@ import (
 //	p := newProxier(kernel.Handle())
 //
 // It checks what Linux 6.12 checks, in the same order and with the same error
-// numbers, and lists in the same order. Other kernels differ: 5.10 has no scheduler
-// "twos" and takes thresholds above 2^31-1; 5.10, 6.1 and 7.2 differ from it in
-// nothing else but the order of services, which on 7.2 is a random one. The bucket
-// of a service depends on where the kernel's memory of the network namespace lies;
-// the Fake's order is that of one such place, and always the same.
+// numbers, and lists in the same order. Of the other kernels that this package is
+// tested with, Debian's 5.10 and 6.1 have no scheduler "twos", 5.10 takes thresholds
+// above 2^31-1, and on 7.2 the order of services is random and the connection table
+// of GetInfo smaller as long as there are few connections. On all but 7.2 the order of
+// services depends on where the kernel keeps the network namespace in memory, in one
+// of 256 ways: the Fake's is one of these, always the same. The kernel counts
+// Service.Timeout in ticks, of which the Fake, as Debian's kernels, has 250 a second.
 //
 // It stands for a network namespace that has the address 127.0.0.1, and where a
 // synchronization daemon finds any interface, with an MTU of 1,500 bytes: use Fail
@@ -34,6 +36,9 @@ import (
 // and SetStats say. As in the kernel a destination that is deleted and added again
 // to its service has its connections and counters back; the kernel forgets them
 // after some minutes, the Fake does not.
+//
+// What does not go over netlink is not there: Connections, GetSysctl, SetSysctl and
+// GetTotals end with an error that matches errors.ErrUnsupported.
 //
 // A Fake is safe for concurrent use. It has no goroutine and no descriptor, and
 // needs no Close.

@@ -355,6 +355,22 @@ func TestFakeConcurrent(t *testing.T) {
 	}
 }
 
+// A Fake has no network namespace, and says so.
+func TestFakeWithoutNamespace(t *testing.T) {
+	_, i := newFakeTest(t)
+	_, sysctlErr := i.GetSysctl("expire_nodest_conn")
+	_, totalsErr := i.GetTotals()
+	errs := []error{sysctlErr, i.SetSysctl("expire_nodest_conn", 1), totalsErr}
+	for _, err := range i.Connections() {
+		errs = append(errs, err)
+	}
+	for n, err := range errs {
+		if !errors.Is(err, errors.ErrUnsupported) || len(errs) != 4 {
+			t.Errorf("call %d of %d: error %v, want one that matches %v", n, len(errs), err, errors.ErrUnsupported)
+		}
+	}
+}
+
 // What a Fake takes for granted of its network namespace.
 func TestFakeAddresses(t *testing.T) {
 	_, i := newFakeTest(t)
