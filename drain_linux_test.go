@@ -108,8 +108,7 @@ func TestDrainFallbackFlag(t *testing.T) {
 		want := []TableEntry{{s, []*Destination{ipv4Destination(3)}}}
 		w.reconcile(want, flagged, drain0, strings.Replace(drain0, "10.1.0.1:", "10.1.0.2:", 1))
 		w.reconcile(want)
-		busy1 := w.m.destination(s, ipv4Destination(1))
-		busy1.ActiveConnections, busy1.InactiveConnections = 0, 0
+		w.m.connect(s, ipv4Destination(1), 0, 0)
 		w.reconcile(want, drainD)
 		w.clock = w.clock.Add(time.Minute)
 		w.reconcile(want, strings.Replace(drainD, "10.1.0.1:", "10.1.0.2:", 1), bare)
@@ -299,7 +298,7 @@ func TestDrainClock(t *testing.T) {
 	}
 	w.m.lose = nil
 	w.clock = w.clock.Add(time.Hour)
-	w.reconcile(want, drain0, "-e -t 10.0.0.1:80 -r 10.1.0.3:8080 -m -w 0")
+	w.reconcile(want, "-e -t 10.0.0.1:80 -r 10.1.0.3:8080 -m -w 0", drain0) // the newest comes first
 	w.reconcile(want, "-d -t 10.0.0.1:80 -r 10.1.0.3:8080")
 	ends("not sent before", w)
 
@@ -329,7 +328,9 @@ func TestDrainClock(t *testing.T) {
 	w = fresh()
 	w.reconcile(want, drain0)
 	w.clock = w.clock.Add(59 * time.Second)
-	w.m.destination(ipv4Service(1), busy(1)).Weight = 9
+	heavy := busy(1)
+	heavy.Weight = 9
+	w.m.apply(cmdSetDest, ipv4Service(1), heavy)
 	w.clock = w.clock.Add(time.Second) // its time would be up
 	if got := w.reconcile(want, drain0); got.Draining != 1 || got.RequeueAfter != time.Second {
 		t.Errorf("a weight came back: %+v", got)
@@ -433,7 +434,7 @@ func TestDrainTenThousand(t *testing.T) {
 			t.Errorf("after %d s: %+v", second, got)
 		}
 	}
-	if len(w.m.services) != 0 || len(w.r.drains) != 0 {
-		t.Errorf("%d services are left, %d drains are remembered", len(w.m.services), len(w.r.drains))
+	if len(w.m.table()) != 0 || len(w.r.drains) != 0 {
+		t.Errorf("%d services are left, %d drains are remembered", len(w.m.table()), len(w.r.drains))
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 const (
 	// fakeFamilyID is the Fake's family id of IPVS.
-	fakeFamilyID = 34
+	fakeFamilyID = 33
 
 	// fakeLargestPart is the size of a list's parts on a socket that reads with
 	// large buffers: 32 KiB less what the kernel needs for itself.

@@ -24,7 +24,7 @@ import (
 
 const (
 	fakePortID = 4711
-	fakeFamily = 33
+	fakeFamily = fakeFamilyID
 )
 
 // fakeKernel stands where a socket's system calls are, and answers from a

@@ -190,7 +190,7 @@ func testBadEntries(t *testing.T, owned, drain, exists bool) {
 func TestReconcileConsequences(t *testing.T) {
 	for _, owned := range []func(*Service) bool{nil, func(*Service) bool { return true }} {
 		i, m := newMemory(t)
-		m.schedulers = []string{"rr"}
+		m.fake.table.schedulers = []string{"rr"}
 		want := wantedTable(3, 2)
 		want[1].Service.SchedName = "nosuch"
 		want[2].Destinations[1].Weight = -1
