@@ -440,12 +440,12 @@ func TestDrainModel(t *testing.T) {
 		x := &drainModel{t: t, rand: rand.New(rand.NewPCG(seed, 1)), open: m.open, table: m.table, timeout: 10 * time.Millisecond}
 		x.write = func(cmd uint8, s *Service, d *Destination) { m.apply(cmd, s, d) }
 		x.connect = func() {
-			for _, s := range m.services {
-				for _, d := range s.destinations {
+			for _, e := range m.table() {
+				for _, d := range e.Destinations {
 					if d.Weight > 0 && x.rand.IntN(2) == 0 {
-						d.ActiveConnections++
+						m.connect(e.Service, d, d.ActiveConnections+1, d.InactiveConnections)
 					} else if x.rand.IntN(3) == 0 {
-						d.InactiveConnections, d.ActiveConnections = d.ActiveConnections, 0
+						m.connect(e.Service, d, 0, d.ActiveConnections)
 					}
 				}
 			}
