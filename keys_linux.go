@@ -83,10 +83,11 @@ func putAddress(to *[net.IPv6len]byte, address []byte) {
 
 // index numbers keys and finds them. It is a hash table with open addressing, at
 // most half full: for the keys of a whole table, looked through every few seconds,
-// it costs less than a map.
+// it costs less than a map. A few keys are a list without a table: to compare them
+// costs less than to hash them.
 type index[K comparable] struct {
 	keys   []K
-	places []uint32 // numbers of keys, starting at 1; 0 marks a free place
+	places []uint32 // numbers of keys, starting at 1; 0 marks a free place; none for a few keys
 }
 
 // hashSeed seeds the hash so that chosen addresses cannot force collisions.
@@ -94,12 +95,19 @@ var hashSeed = maphash.MakeSeed()
 
 // reset removes all keys and makes room for others.
 func (x *index[K]) reset(room int) {
+	if cap(x.keys) < room {
+		x.keys = make([]K, 0, max(room, smallList))
+	}
+	x.keys = x.keys[:0]
+	if room <= smallList {
+		x.places = x.places[:0]
+		return
+	}
 	size := 2 << bits.Len(uint(room))
 	if cap(x.places) < size {
 		x.places = make([]uint32, size)
-		x.keys = make([]K, 0, room)
 	}
-	x.places, x.keys = x.places[:size], x.keys[:0]
+	x.places = x.places[:size]
 	clear(x.places)
 }
 
@@ -115,12 +123,27 @@ func (x *index[K]) place(k K) *uint32 {
 
 // find returns the number of a key, if it has one.
 func (x *index[K]) find(k K) (n int, found bool) {
+	if len(x.places) == 0 {
+		for n := range x.keys {
+			if x.keys[n] == k {
+				return n, true
+			}
+		}
+		return -1, false
+	}
 	n = int(*x.place(k))
 	return n - 1, n > 0
 }
 
 // add gives a key the next number, starting at 0, unless it has one already.
 func (x *index[K]) add(k K) (added bool) {
+	if len(x.places) == 0 {
+		if _, found := x.find(k); found {
+			return false
+		}
+		x.keys = append(x.keys, k)
+		return true
+	}
 	place := x.place(k)
 	if *place > 0 {
 		return false

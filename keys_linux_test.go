@@ -10,7 +10,7 @@ import (
 func TestIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var x index[serviceKey]
-	for _, room := range []int{1000, 0, 1, 7, 1000, 4096} {
+	for _, room := range []int{1000, 0, 1, 7, 1000, smallList, smallList + 1, 4096, 3} {
 		x.reset(room)
 		numbers := map[serviceKey]int{}
 		for range 3 * room {
