@@ -46,7 +46,8 @@ func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 
 // Diff returns the fewest changes that lead from the table have to the table want. It
 // compares what a caller can set, not counters; addresses, families and netmasks are
-// equal if they are sent the same.
+// equal if they are sent the same, and the settings of a tunnel matter only with
+// ConnectionFlagTunnel.
 //
 // An entry of want that cannot be sent (nil, no address, one that contradicts the
 // family, a weight or a name out of range) or that is wanted twice is a change with an
@@ -405,6 +406,10 @@ type destinationSettings struct {
 }
 
 func settingsOfDestination(d *Destination) destinationSettings {
-	return destinationSettings{d.Weight, d.ConnectionFlags & ConnectionFlagFwdMask,
-		d.UpperThreshold, d.LowerThreshold, d.TunnelType, d.TunnelPort, d.TunnelFlags}
+	s := destinationSettings{weight: d.Weight, forwarding: d.ConnectionFlags & ConnectionFlagFwdMask,
+		upper: d.UpperThreshold, lower: d.LowerThreshold}
+	if s.forwarding == ConnectionFlagTunnel { // the kernel keeps them for others too, but never uses them
+		s.tunnelType, s.tunnelPort, s.tunnelFlags = d.TunnelType, d.TunnelPort, d.TunnelFlags
+	}
+	return s
 }

@@ -320,3 +320,25 @@ func TestDiffBadInput(t *testing.T) {
 		t.Errorf("nil service in have: %v", err)
 	}
 }
+
+// The settings of a tunnel that is not used make no difference.
+func TestDiffUnusedTunnel(t *testing.T) {
+	for _, c := range []struct {
+		have, want uint32
+		changes    int
+	}{
+		{ConnectionFlagMasq, ConnectionFlagMasq, 0},
+		{ConnectionFlagDirectRoute, ConnectionFlagDirectRoute | 0x100, 0},
+		{ConnectionFlagTunnel, ConnectionFlagTunnel, 1},
+		{ConnectionFlagTunnel, ConnectionFlagMasq, 1},
+		{ConnectionFlagMasq, ConnectionFlagTunnel, 1},
+	} {
+		have, want := *ipv4Destination(1), *ipv4Destination(1)
+		have.ConnectionFlags, have.TunnelType, have.TunnelPort = c.have, TunnelGUE, 6080
+		want.ConnectionFlags, want.TunnelFlags = c.want, TunnelFlagChecksum
+		b := mustGet(Diff([]TableEntry{{ipv4Service(1), []*Destination{&have}}}, []TableEntry{{ipv4Service(1), []*Destination{&want}}}))(t)
+		if b.Len() != c.changes {
+			t.Errorf("from method %d to %d: %d changes, want %d:\n%s", c.have, c.want, b.Len(), c.changes, b)
+		}
+	}
+}
