@@ -193,6 +193,8 @@ type Config struct {
 type Handle struct {
 	timeout atomic.Int64 // a time.Duration
 	closed  atomic.Bool
+	kernel  bool                      // the socket is one of the kernel's, not of a test's
+	opt     atomic.Pointer[optReader] // nil until a table is read for Reconcile
 
 	mu      sync.Mutex // held during a call; guards what follows
 	socket  *socket
@@ -244,7 +246,7 @@ func newHandle(s *socket, err error) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Handle{socket: s, family: uint16(knownFamily.Load())}
+	i := &Handle{socket: s, family: uint16(knownFamily.Load()), kernel: true}
 	i.closeWithHandle(s)
 	i.timeout.Store(int64(defaultTimeout))
 	if i.family != 0 {
@@ -272,6 +274,11 @@ func (i *Handle) Close() {
 	i.socket.close()
 	if bulk := i.bulk.Load(); bulk != nil {
 		bulk.close()
+	}
+	if opt := i.opt.Load(); opt != nil {
+		if s := opt.socket.Load(); s != nil {
+			s.close()
+		}
 	}
 }
 

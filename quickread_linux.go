@@ -1,0 +1,473 @@
+package ipvs
+
+// This file reads the table for Reconcile: destinations through getsockopt, the
+// kernel's older interface, wherever that says the same as netlink.
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// getsockopt gives the destinations of an IPv4 service in a single system call
+// without attributes, for less than a tenth of the cost of netlink's list. It
+// does not have everything:
+//
+//   - IPv6 services, so the list of services comes over netlink all the same;
+//   - destinations of another family than their service's. The number of
+//     destinations that the kernel gives with each service counts them, which
+//     tells that some are missing;
+//   - the settings of tunnels, which are listed over netlink again;
+//   - 64-bit counters, which nothing is decided by.
+//
+// Whatever does not add up is read over netlink, and so is everything where the
+// kernel, a sandbox or missing privileges refuse the call. The structures have
+// another layout in 32-bit programs, which do not use it.
+
+// Options of getsockopt, from the kernel's linux/ip_vs.h.
+const (
+	optBase        = 64 + 1024 + 64 // IP_VS_BASE_CTL
+	optGetServices = optBase + 2    // IP_VS_SO_GET_SERVICES
+	optGetDests    = optBase + 4    // IP_VS_SO_GET_DESTS
+)
+
+// Sizes of the structures in bytes, as 64-bit programs have them.
+const (
+	optServicesHdrLen = 8   // struct ip_vs_get_services
+	optServiceSize    = 104 // struct ip_vs_service_entry
+	optDestsHdrLen    = 24  // struct ip_vs_get_dests
+	optDestSize       = 96  // struct ip_vs_dest_entry
+
+	// optIdentitySize is how much of a service entry, and of the header of a request
+	// for destinations, identifies the service.
+	optIdentitySize = 16
+)
+
+const (
+	// maxKeptBuffer is the size of the largest buffer that is kept for the next table.
+	maxKeptBuffer = 256 << 10
+	// maxOptDests is the largest number of destinations of a service that is read so.
+	maxOptDests = 1 << 16
+	// optLookAhead is how many entries are compared with a service before an index of
+	// all of them is made: those of services that are not wanted come between.
+	optLookAhead = 16
+	// spareServices is the number of services that may have been added since the list
+	// was read over netlink.
+	spareServices = 16
+	// fewOwned: if so many times more services are there than wanted, a list of all
+	// costs more than it saves.
+	fewOwned = 50
+)
+
+// optReader reads through getsockopt. A handle of the kernel's has one from when
+// it first reads a table for Reconcile.
+type optReader struct {
+	// getsockopt fills b; tests replace it to provoke faults.
+	getsockopt func(fd, option int, b []byte) error
+
+	socket atomic.Pointer[socket] // nil until it is needed
+
+	mu      sync.Mutex // held while a table is read; guards what follows
+	refused bool       // the socket cannot be opened
+	slow    *[1 << slotBits / 64]uint64
+
+	serviceBuffer, destBuffer []byte // kept for the next table
+}
+
+// optTable is one reading of the table through getsockopt.
+type optTable struct {
+	reader   *optReader
+	socket   *socket
+	fd       int // -1 after the kernel refused it
+	services optServices
+
+	// Memory for what is read, a piece for many services.
+	slab      []Destination
+	pointers  []*Destination
+	addresses []byte
+}
+
+// readTable is like getTable. If counted is false, some destinations lack what
+// nothing is decided by: Stats, Stats64, and the settings of a tunnel where
+// ConnectionFlagTunnel is not set.
+//
+// As with getTable, the table is read one service after the other. If a service
+// has a destination of the other family, and another destination is added between
+// the kernel's count and its list, the former can be missing this time.
+func (i *Handle) readTable(wanted func(*Service) bool) (table []TableEntry, counted bool, err error) {
+	services, err := i.GetServices()
+	if err != nil {
+		return nil, false, err
+	}
+	table = make([]TableEntry, 0, len(services))
+	there, eligible := 0, 0
+	for _, s := range services {
+		ours := wanted(s)
+		if ours {
+			table = append(table, TableEntry{Service: s})
+		}
+		if s.AddressFamily == unix.AF_INET {
+			there++
+			if ours {
+				eligible++
+			}
+		}
+	}
+	r := i.optReader()
+	if r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+	}
+	var t *optTable
+	if r != nil && eligible*fewOwned > there {
+		t = r.open(i, there+spareServices)
+		defer t.close()
+	}
+	counted = true
+	for n := range table {
+		if i.closed.Load() {
+			return nil, false, ErrClosed
+		}
+		e := &table[n]
+		var ok bool
+		if e.Destinations, ok = t.destinations(e.Service); ok {
+			counted = false
+			continue
+		}
+		if e.Destinations, err = i.GetDestinations(e.Service); err != nil {
+			return nil, false, err
+		}
+		if t != nil && e.Service.AddressFamily == unix.AF_INET {
+			r.note(e)
+		}
+	}
+	return table, counted, nil
+}
+
+// optReader returns what reads through getsockopt for the handle, nil for a
+// handle or a program that cannot.
+func (i *Handle) optReader() *optReader {
+	if !i.kernel || math.MaxUint == math.MaxUint32 {
+		return nil
+	}
+	if r := i.opt.Load(); r != nil {
+		return r
+	}
+	i.opt.CompareAndSwap(nil, &optReader{getsockopt: getsockopt})
+	return i.opt.Load()
+}
+
+// open begins to read a table with at most so many IPv4 services. It returns nil
+// if that is not possible.
+func (r *optReader) open(i *Handle, services int) *optTable {
+	s := r.socket.Load()
+	if s == nil {
+		if r.refused {
+			return nil
+		}
+		err := inNamespaceOf(i.socket, func() (err error) {
+			s, err = openOptSocket()
+			return err
+		})
+		if err != nil {
+			// What others hold may become free again.
+			r.refused = !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOBUFS)
+			return nil
+		}
+		i.closeWithHandle(s)
+		r.socket.Store(s)
+		if i.closed.Load() { // Close may have looked before
+			s.close()
+		}
+	}
+	fd, err := s.acquire()
+	if err != nil {
+		return nil
+	}
+	t := &optTable{reader: r, socket: s, fd: fd}
+	if !t.readServices(services) {
+		t.close()
+		return nil
+	}
+	return t
+}
+
+// openOptSocket opens a socket for getsockopt in the network namespace of the
+// calling thread. Nothing is sent with it.
+func openOptSocket() (*socket, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return newSocket(fd, 0), nil
+}
+
+// close ends the reading.
+func (t *optTable) close() {
+	if t == nil {
+		return
+	}
+	r := t.reader
+	r.serviceBuffer, r.destBuffer = keep(r.serviceBuffer), keep(r.destBuffer)
+	t.socket.release()
+}
+
+// keep returns the buffer if it is small enough to be kept.
+func keep(b []byte) []byte {
+	if cap(b) > maxKeptBuffer {
+		return nil
+	}
+	return b
+}
+
+// sized returns a buffer of n bytes in the memory of b if it fits.
+func sized(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, n+n/4)[:n]
+	}
+	return b[:n]
+}
+
+// getsockopt calls the kernel. It is an error if the kernel says that it filled
+// another length.
+func getsockopt(fd, option int, b []byte) error {
+	size := uint32(len(b))
+	_, _, errno := syscall.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_IP, uintptr(option),
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+	switch {
+	case errno != 0:
+		return errno
+	case int64(size) != int64(len(b)):
+		return unix.EMSGSIZE
+	}
+	return nil
+}
+
+// readServices reads the list of IPv4 services, at most so many, and reports
+// whether the kernel gave it.
+func (t *optTable) readServices(most int) bool {
+	r := t.reader
+	r.serviceBuffer = sized(r.serviceBuffer, optServicesHdrLen+most*optServiceSize)
+	b := r.serviceBuffer
+	clear(b) // the kernel leaves entries alone for which it has no service
+	native.PutUint32(b, uint32(most))
+	if r.getsockopt(t.fd, optGetServices, b) != nil {
+		return false
+	}
+	t.services = optServices{entries: b[optServicesHdrLen:]}
+	return true
+}
+
+// destinations reads the destinations of s. ok is false if they have to be read
+// over netlink.
+func (t *optTable) destinations(s *Service) (_ []*Destination, ok bool) {
+	if t == nil || t.fd < 0 || s.AddressFamily != unix.AF_INET || t.reader.isSlow(s) {
+		return nil, false
+	}
+	entry := t.services.find(s)
+	if entry == nil {
+		return nil, false
+	}
+	n := entry.destinations()
+	switch {
+	case n == 0:
+		return nil, true
+	case n > maxOptDests:
+		return nil, false
+	}
+	count := int(n)
+	r := t.reader
+	r.destBuffer = sized(r.destBuffer, optDestsHdrLen+(count+1)*optDestSize)
+	b := r.destBuffer
+	fillDestsRequest(b, entry, count)
+	switch r.getsockopt(t.fd, optGetDests, b) {
+	case nil:
+	case unix.ESRCH: // deleted meanwhile
+		return nil, false
+	default: // refused: it would be so for the others too
+		t.fd = -1
+		return nil, false
+	}
+	return t.decode(b, count)
+}
+
+// fillDestsRequest fills the header of a request for count destinations, with
+// room for one more, and marks the entries that show how many there are.
+func fillDestsRequest(b []byte, service optService, count int) {
+	copy(b[:optIdentitySize], service)
+	native.PutUint64(b[optIdentitySize:], 0)
+	native.PutUint32(b[optIdentitySize:], uint32(count+1))
+	for _, n := range [2]int{count - 1, count} {
+		native.PutUint64(b[optDestsHdrLen+n*optDestSize:], noDestination)
+	}
+}
+
+// noDestination is what an entry of destinations begins with that the kernel did
+// not fill: 255.255.255.255 cannot be a destination.
+const noDestination = math.MaxUint64
+
+// decode reads count destinations in the reply. ok is false if there are not
+// exactly so many, or one has settings that are not in it.
+func (t *optTable) decode(b []byte, count int) (_ []*Destination, ok bool) {
+	entries := b[optDestsHdrLen:]
+	if len(entries) != (count+1)*optDestSize ||
+		native.Uint64(entries[(count-1)*optDestSize:]) == noDestination ||
+		native.Uint64(entries[count*optDestSize:]) != noDestination {
+		return nil, false
+	}
+	if len(t.pointers) < count {
+		t.pointers = make([]*Destination, max(count, maxSlab/8))
+	}
+	if len(t.addresses) < count*net.IPv4len {
+		t.addresses = make([]byte, max(count*net.IPv4len, maxSlab/4))
+	}
+	list := t.pointers[:count:count]
+	for n := range list {
+		if len(t.slab) == 0 {
+			t.slab = make([]Destination, maxSlab/int(unsafe.Sizeof(Destination{})))
+		}
+		d := &t.slab[0]
+		d.Address = t.addresses[n*net.IPv4len : (n+1)*net.IPv4len : (n+1)*net.IPv4len]
+		if d.decodeOpt((*[optDestSize]byte)(entries[n*optDestSize:])); d.ConnectionFlags == ConnectionFlagTunnel {
+			return nil, false
+		}
+		t.slab = t.slab[1:]
+		list[n] = d
+	}
+	t.pointers, t.addresses = t.pointers[count:], t.addresses[count*net.IPv4len:]
+	return list, true
+}
+
+// decodeOpt reads a struct ip_vs_dest_entry. Its address has room.
+func (d *Destination) decodeOpt(b *[optDestSize]byte) {
+	native.PutUint32(d.Address, native.Uint32(b[:]))
+	d.AddressFamily = unix.AF_INET
+	d.Port = binary.BigEndian.Uint16(b[4:])
+	d.ConnectionFlags = native.Uint32(b[8:]) & ConnectionFlagFwdMask // the others are not in netlink's answer
+	d.Weight = int(native.Uint32(b[12:]))
+	d.UpperThreshold = native.Uint32(b[16:])
+	d.LowerThreshold = native.Uint32(b[20:])
+	d.ActiveConnections = int(native.Uint32(b[24:]))
+	d.InactiveConnections = int(native.Uint32(b[28:]))
+	d.PersistentConnections = int(native.Uint32(b[32:]))
+}
+
+// optServices is the list of services.
+type optServices struct {
+	entries []byte
+	next    int // where the next one is expected: netlink's list has the same order
+	index   index[serviceKey]
+	at      []int // where each key of the index is; nil until the order differs
+}
+
+// optService is a struct ip_vs_service_entry.
+type optService []byte
+
+func (x *optServices) entry(n int) optService {
+	return x.entries[n*optServiceSize : (n+1)*optServiceSize : (n+1)*optServiceSize]
+}
+
+func (x *optServices) length() int { return len(x.entries) / optServiceSize }
+
+// find returns the entry of s, nil if there is none.
+func (x *optServices) find(s *Service) optService {
+	look := optLookAhead
+	if x.at != nil {
+		look = 1
+	}
+	for n := x.next; n < min(x.next+look, x.length()); n++ {
+		if e := x.entry(n); e.is(s) {
+			x.next = n + 1
+			return e
+		}
+	}
+	if x.at == nil {
+		x.makeIndex()
+	}
+	n, found := x.index.find(keyOfService(s))
+	if !found {
+		return nil
+	}
+	x.next = x.at[n] + 1
+	return x.entry(x.at[n])
+}
+
+func (x *optServices) makeIndex() {
+	x.index.reset(x.length())
+	x.at = make([]int, 0, x.length())
+	for n := range x.length() {
+		if e := x.entry(n); !e.isEmpty() && x.index.add(e.key()) {
+			x.at = append(x.at, n)
+		}
+	}
+}
+
+func (e optService) protocol() uint16     { return native.Uint16(e) }
+func (e optService) address() []byte      { return e[4:8] }
+func (e optService) port() uint16         { return binary.BigEndian.Uint16(e[8:]) }
+func (e optService) fwmark() uint32       { return native.Uint32(e[12:]) }
+func (e optService) destinations() uint32 { return native.Uint32(e[44:]) }
+
+// isEmpty reports whether the kernel had no service for the entry.
+func (e optService) isEmpty() bool { return e.protocol() == 0 && e.fwmark() == 0 }
+
+// is reports whether e is the entry of s, an IPv4 service.
+func (e optService) is(s *Service) bool {
+	if s.FWMark != 0 || e.fwmark() != 0 {
+		return e.fwmark() == s.FWMark
+	}
+	return e.protocol() == s.Protocol && e.port() == s.Port &&
+		len(s.Address) == net.IPv4len && native.Uint32(e.address()) == native.Uint32(s.Address)
+}
+
+func (e optService) key() serviceKey {
+	k := serviceKey{fwmark: e.fwmark(), family: unix.AF_INET}
+	if k.fwmark == 0 {
+		k.protocol, k.port = e.protocol(), uint32(e.port())
+		putAddress(&k.address, e.address())
+	}
+	return k
+}
+
+// isSlow reports whether the destinations of s had to be read over netlink the
+// last time: to try the other way first would cost more.
+func (r *optReader) isSlow(s *Service) bool {
+	if r.slow == nil {
+		return false
+	}
+	key := keyOfService(s)
+	slot := key.slot()
+	return r.slow[slot/64]&(1<<(slot%64)) != 0
+}
+
+// note remembers of an IPv4 service whose destinations were read over netlink
+// whether they need to be.
+func (r *optReader) note(e *TableEntry) {
+	slow := false
+	for _, d := range e.Destinations {
+		if d.AddressFamily != unix.AF_INET || d.ConnectionFlags&ConnectionFlagFwdMask == ConnectionFlagTunnel {
+			slow = true
+			break
+		}
+	}
+	if r.slow == nil {
+		if !slow {
+			return
+		}
+		r.slow = new([1 << slotBits / 64]uint64)
+	}
+	key := keyOfService(e.Service)
+	slot := key.slot()
+	if slow {
+		r.slow[slot/64] |= 1 << (slot % 64)
+	} else {
+		r.slow[slot/64] &^= 1 << (slot % 64)
+	}
+}

@@ -1,0 +1,545 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"reflect"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The structures of linux/ip_vs.h as 64-bit programs have them, with their gaps.
+
+type refOptIdentity struct {
+	Protocol uint16
+	_        [2]byte
+	Address  [4]byte
+	Port     [2]byte
+	_        [2]byte
+	FWMark   uint32
+}
+
+type refOptService struct {
+	Identity                                refOptIdentity
+	Scheduler                               [16]byte
+	Flags, Timeout, Netmask, NumDestination uint32
+	Stats                                   [56]byte
+}
+
+type refOptRequest struct {
+	Identity       refOptIdentity
+	NumDestination uint32
+	_              uint32
+}
+
+type refOptDestination struct {
+	Address                   [4]byte
+	Port                      [2]byte
+	_                         [2]byte
+	ConnectionFlags           uint32
+	Weight                    int32
+	Upper, Lower              uint32
+	Active, Inactive, Persist uint32
+	_                         uint32
+	Stats                     [56]byte
+}
+
+// optKernel answers netlink's lists and getsockopt from the same table.
+type optKernel struct {
+	t       *testing.T
+	table   []TableEntry
+	before  func(option int, r *refOptRequest) error // what happens before a call of getsockopt
+	netlink int                                      // lists of destinations over netlink
+	opts    int                                      // calls of getsockopt
+}
+
+// newOptFake returns a handle whose kernel is fake, and has both interfaces.
+func newOptFake(t *testing.T, table []TableEntry) (*Handle, *optKernel) {
+	t.Helper()
+	if math.MaxUint == math.MaxUint32 {
+		t.Skip("SKIP: 32-bit programs do not read through getsockopt (TestQuickRead32)")
+	}
+	k := &optKernel{t: t, table: table}
+	i, _ := newFake(t, k.respond)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	r := &optReader{getsockopt: k.getsockopt}
+	r.socket.Store(newSocket(fd, 0))
+	i.opt.Store(r)
+	i.kernel = true
+	return i, k
+}
+
+func (k *optKernel) respond(r []byte) []fakeReply {
+	var answer []byte
+	switch cmdOf(r) {
+	case cmdGetService:
+		for _, e := range k.table {
+			answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, e.Service, true)))...)
+		}
+	case cmdGetDest:
+		k.netlink++
+		a := attributes{level: r[msgHdrLen+genlHdrLen:]}
+		a.next()
+		var asked Service
+		a = attributes{level: a.value()}
+		for a.next() {
+			switch a.typ {
+			case svcAttrAddressFamily:
+				asked.AddressFamily = a.uint16()
+			case svcAttrProtocol:
+				asked.Protocol = a.uint16()
+			case svcAttrAddress:
+				asked.Address = net.IP(a.value())
+			case svcAttrPort:
+				asked.Port = a.port()
+			case svcAttrFWMark:
+				asked.FWMark = a.uint32()
+			}
+		}
+		for _, e := range k.table {
+			if mustGet(sentServiceKey(e.Service))(k.t) != mustGet(sentServiceKey(&asked))(k.t) {
+				continue
+			}
+			for _, d := range e.Destinations {
+				attrs := fill(fillDestination(nil, d, true))
+				attrs = appendUint32(attrs, destAttrActiveConnections, uint32(d.ActiveConnections))
+				attrs = appendUint32(attrs, destAttrInactiveConnections, uint32(d.InactiveConnections))
+				attrs = appendUint32(attrs, destAttrPersistentConnections, uint32(d.PersistentConnections))
+				closeNest(attrs, 0)
+				answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewDest, attrs)...)
+			}
+		}
+	}
+	return one(append(answer, doneReply(r, 0)...))
+}
+
+// getsockopt answers as the kernel does.
+func (k *optKernel) getsockopt(_, option int, b []byte) error {
+	k.opts++
+	var request refOptRequest
+	if option == 1152+4 {
+		second(binary.Decode(b, binary.NativeEndian, &request))
+	}
+	if k.before != nil {
+		if err := k.before(option, &request); err != nil {
+			return err
+		}
+	}
+	put := func(at int, v any) {
+		second(binary.Encode(b[at:], binary.NativeEndian, v))
+	}
+	switch option {
+	case 1152 + 2:
+		n := int(binary.NativeEndian.Uint32(b))
+		if len(b) != 8+n*104 {
+			return syscall.EINVAL
+		}
+		count := 0
+		for _, e := range k.table {
+			if mustGet(sentServiceKey(e.Service))(k.t).family != unix.AF_INET || count == n {
+				continue
+			}
+			put(8+count*104, refOptService{Identity: optIdentity(e.Service), NumDestination: uint32(len(e.Destinations)), Flags: ServiceFlagHashed})
+			count++
+		}
+		return nil
+	case 1152 + 4:
+		n := int(request.NumDestination)
+		if len(b) != 24+n*96 {
+			return syscall.EINVAL
+		}
+		for _, e := range k.table {
+			if mustGet(sentServiceKey(e.Service))(k.t).family != unix.AF_INET || optIdentity(e.Service) != request.Identity {
+				continue
+			}
+			count := 0
+			for _, d := range e.Destinations {
+				if mustGet(sentDestinationKey(d))(k.t).family != unix.AF_INET || count == n {
+					continue
+				}
+				entry := refOptDestination{ConnectionFlags: d.ConnectionFlags | 0x100, Weight: int32(d.Weight), Upper: d.UpperThreshold, Lower: d.LowerThreshold,
+					Active: uint32(d.ActiveConnections), Inactive: uint32(d.InactiveConnections), Persist: uint32(d.PersistentConnections)}
+				copy(entry.Address[:], d.Address.To4())
+				copy(entry.Port[:], be16(d.Port))
+				put(24+count*96, entry)
+				count++
+			}
+			return nil
+		}
+		return syscall.ESRCH
+	}
+	return syscall.ENOPROTOOPT
+}
+
+func optIdentity(s *Service) (id refOptIdentity) {
+	if s.FWMark != 0 {
+		return refOptIdentity{FWMark: s.FWMark, Protocol: 6} // so has the kernel those that netlink made
+	}
+	id.Protocol = s.Protocol
+	copy(id.Address[:], s.Address.To4())
+	copy(id.Port[:], be16(s.Port))
+	return id
+}
+
+// optTestTable has a service of each kind. Those up to the fifth are complete in
+// what getsockopt tells.
+func optTestTable() []TableEntry {
+	busy := Destination{Address: net.IPv4(10, 1, 2, 3), Port: 0x1234, Weight: math.MaxInt32, ConnectionFlags: ConnectionFlagDirectRoute, UpperThreshold: 70000, LowerThreshold: 65537,
+		ActiveConnections: 1 << 17, InactiveConnections: 1<<17 + 1, PersistentConnections: 1<<17 + 2}
+	tunnel := Destination{Address: net.IPv4(10, 1, 2, 4), Weight: 2, ConnectionFlags: ConnectionFlagTunnel, TunnelType: TunnelGUE, TunnelPort: 6080, TunnelFlags: TunnelFlagChecksum}
+	other := Destination{Address: net.ParseIP("2001:db8::2"), Port: 80, Weight: 3, ConnectionFlags: ConnectionFlagTunnel}
+	persistent := ipv4Service(3)
+	persistent.Protocol, persistent.Flags, persistent.Timeout, persistent.PEName = 17, ServiceFlagPersistent, 300, "sip"
+	return []TableEntry{
+		{ipv4Service(1), []*Destination{&busy, ipv4Destination(2), ipv4Destination(3)}},
+		{ipv4Service(2), []*Destination{ipv4Destination(1)}},
+		{persistent, []*Destination{ipv4Destination(1), ipv4Destination(2)}},
+		{&Service{FWMark: 7, AddressFamily: unix.AF_INET, SchedName: "sh"}, []*Destination{ipv4Destination(4)}},
+		{ipv4Service(4), nil},
+		{ipv4Service(5), []*Destination{ipv4Destination(1), &tunnel}},
+		{ipv4Service(6), []*Destination{ipv4Destination(1), &other}},
+		{&Service{Address: net.ParseIP("2001:db8::1"), Protocol: 6, Port: 80, SchedName: "rr"}, []*Destination{{Address: net.ParseIP("2001:db8::3"), Port: 1}}},
+		{&Service{FWMark: 7, AddressFamily: unix.AF_INET6, SchedName: "sh"}, []*Destination{{Address: net.ParseIP("2001:db8::4"), Port: 1}}},
+	}
+}
+
+// checkRead checks that readTable says the same as GetTable, and how it read.
+func checkRead(t *testing.T, name string, i *Handle, k *optKernel, netlink, opts int) {
+	t.Helper()
+	k.netlink, k.opts = 0, 0
+	got := readAll(i.readTable(everyService))(t)
+	if k.netlink != netlink || k.opts != opts {
+		t.Errorf("%s: %d lists over netlink and %d calls of getsockopt, want %d and %d", name, k.netlink, k.opts, netlink, opts)
+	}
+	k.before = nil
+	if want := mustGet(i.GetTable())(t); !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: read\n%s\nwant\n%s", name, tableText(got), tableText(want))
+	}
+}
+
+// readAll is mustGet for readTable.
+func readAll(table []TableEntry, _ bool, err error) func(t *testing.T) []TableEntry {
+	return mustGet(table, err)
+}
+
+func third[T, U any](_ T, _ U, err error) error { return err }
+
+func everyService(*Service) bool { return true }
+
+func tableText(table []TableEntry) (text string) {
+	for _, e := range table {
+		text += fmt.Sprintf("%+v\n", *e.Service)
+		for _, d := range e.Destinations {
+			text += fmt.Sprintf("\t%+v\n", *d)
+		}
+	}
+	return text
+}
+
+// Everything that decides is read, and over netlink only what getsockopt does not
+// have.
+func TestQuickRead(t *testing.T) {
+	i, k := newOptFake(t, optTestTable())
+	checkRead(t, "first", i, k, 4, 7)
+	checkRead(t, "what needs netlink is known", i, k, 4, 5)
+	k.table[5].Destinations = k.table[5].Destinations[:1]
+	checkRead(t, "the tunnel is gone", i, k, 4, 5)
+	checkRead(t, "and that is known", i, k, 3, 6)
+	slices.Reverse(k.table)
+	checkRead(t, "another order", i, k, 3, 6)
+}
+
+// The list of services that getsockopt gives need not have the order of netlink's.
+func TestQuickReadOrder(t *testing.T) {
+	i, k := newOptFake(t, wantedTable(100, 1))
+	orders := map[string]func(){
+		"reversed":     func() { slices.Reverse(k.table) },
+		"one is gone":  func() { k.table = k.table[1:] },
+		"one is there": func() { k.table = append(wantedTable(101, 1)[100:], k.table...) },
+	}
+	for name, change := range orders {
+		k.table = wantedTable(100, 1)
+		netlink := 0
+		if name == "one is gone" {
+			netlink = 1
+		}
+		k.before = func(option int, _ *refOptRequest) error {
+			if option == optGetServices {
+				change()
+			}
+			return nil
+		}
+		k.netlink = 0
+		got := readAll(i.readTable(everyService))(t)
+		for n, e := range got {
+			if want := 1; len(e.Destinations) != want && (netlink == 0 || n > 0) {
+				t.Errorf("%s: service %d has %d destinations", name, n, len(e.Destinations))
+			}
+		}
+		if k.netlink != netlink || len(got) != 100 {
+			t.Errorf("%s: %d lists over netlink, want %d; %d services", name, k.netlink, netlink, len(got))
+		}
+	}
+}
+
+// What others change between the calls: what is read is what netlink says then,
+// or what the kernel had a moment ago; never something in between.
+func TestQuickReadChanges(t *testing.T) {
+	mark := TableEntry{&Service{FWMark: 9, AddressFamily: unix.AF_INET, SchedName: "rr"}, []*Destination{ipv4Destination(1), ipv4Destination(2)}}
+	other := &Destination{Address: net.ParseIP("2001:db8::2"), Port: 80, ConnectionFlags: ConnectionFlagTunnel}
+	for _, c := range []struct {
+		name          string
+		at            int // option before which it happens
+		change        func(e *TableEntry)
+		netlink, opts int
+	}{
+		{"nothing", optGetDests, func(*TableEntry) {}, 0, 3},
+		{"one more", optGetDests, func(e *TableEntry) { e.Destinations = append(e.Destinations, ipv4Destination(3)) }, 1, 3},
+		{"one less", optGetDests, func(e *TableEntry) { e.Destinations = e.Destinations[:1] }, 1, 3},
+		{"none left", optGetDests, func(e *TableEntry) { e.Destinations = nil }, 1, 3},
+		{"another one", optGetDests, func(e *TableEntry) { e.Destinations[1] = ipv4Destination(5) }, 0, 3},
+		{"one of the other family instead", optGetDests, func(e *TableEntry) { e.Destinations[0] = other }, 1, 3},
+		{"one of the other family more", optGetServices, func(e *TableEntry) { e.Destinations = append(e.Destinations, other) }, 1, 3},
+		{"the service is gone", optGetDests, func(e *TableEntry) { e.Service, e.Destinations = ipv4Service(99), nil }, 1, 3},
+		{"another weight", optGetDests, func(e *TableEntry) { e.Destinations[1].Weight = 0 }, 0, 3},
+	} {
+		i, k := newOptFake(t, []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, mark})
+		changed := false
+		k.before = func(option int, _ *refOptRequest) error {
+			if option == c.at && !changed {
+				changed = true
+				c.change(&k.table[0])
+			}
+			return nil
+		}
+		got := readAll(i.readTable(everyService))(t)
+		if k.netlink != c.netlink || k.opts != c.opts {
+			t.Errorf("%s: %d lists over netlink and %d calls, want %d and %d", c.name, k.netlink, k.opts, c.netlink, c.opts)
+		}
+		want := mustGet(i.GetTable())(t)
+		if c.name == "the service is gone" {
+			want[0].Service = got[0].Service // it was listed, and has none now
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: read\n%s\nwant\n%s", c.name, tableText(got), tableText(want))
+		}
+	}
+}
+
+// Where the call is refused, everything is read over netlink, after a single
+// attempt in each table.
+func TestQuickReadRefused(t *testing.T) {
+	table := wantedTable(5, 2)
+	for _, errno := range []syscall.Errno{unix.EPERM, unix.ENOPROTOOPT, unix.ENOMEM, unix.EINVAL, unix.ENOSYS, unix.EMSGSIZE, unix.EINTR, unix.EFAULT} {
+		for _, option := range []int{optGetServices, optGetDests} {
+			i, k := newOptFake(t, table)
+			k.before = func(o int, _ *refOptRequest) error {
+				if o == option {
+					return errno
+				}
+				return nil
+			}
+			opts := 1
+			if option == optGetDests {
+				opts = 2
+			}
+			checkRead(t, errno.Error(), i, k, 5, opts)
+			checkRead(t, errno.Error()+", next time", i, k, 0, 6)
+		}
+	}
+}
+
+// A kernel that says it filled less than it was given.
+func TestQuickReadShortAnswer(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	b := make([]byte, 64)
+	if err := getsockopt(fd, unix.IP_TTL, b); err != unix.EMSGSIZE {
+		t.Errorf("%v, want EMSGSIZE", err)
+	}
+	if err := getsockopt(fd, unix.IP_TTL, b[:4]); err != nil || native.Uint32(b) != 64 {
+		t.Errorf("%v, %v", err, b[:4])
+	}
+	if err := getsockopt(fd, optGetServices, b[:4]); err == nil {
+		t.Error("no error for too short a buffer")
+	}
+}
+
+// Few services of a large table are read one by one.
+func TestQuickReadFewOwned(t *testing.T) {
+	i, k := newOptFake(t, wantedTable(99, 1))
+	owned := func(n int) func(*Service) bool {
+		return func(*Service) bool { n--; return n >= 0 }
+	}
+	for n, opts := range map[int]int{0: 0, 1: 0, 2: 3, 99: 100} {
+		k.opts = 0
+		if got := readAll(i.readTable(owned(n)))(t); len(got) != n || k.opts != opts {
+			t.Errorf("%d owned: %d read, %d calls, want %d", n, len(got), k.opts, opts)
+		}
+	}
+}
+
+// Close ends a reading, and closes the descriptor when the reading has left.
+func TestQuickReadClose(t *testing.T) {
+	i, k := newOptFake(t, wantedTable(3, 1))
+	fd := i.opt.Load().socket.Load().fd
+	k.before = func(option int, _ *refOptRequest) error {
+		if option == optGetDests {
+			i.Close()
+			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+				t.Error("the descriptor is closed while it is in use")
+			}
+		}
+		return nil
+	}
+	if table, _, err := i.readTable(everyService); !errors.Is(err, ErrClosed) || table != nil {
+		t.Errorf("%v, %v", table, err)
+	}
+	if k.opts != 2 {
+		t.Errorf("%d calls of getsockopt, want 2", k.opts)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("after Close the descriptor is open: %v", err)
+	}
+	if _, _, err := i.readTable(everyService); !errors.Is(err, ErrClosed) {
+		t.Errorf("%v", err)
+	}
+}
+
+// DrainFor gets destinations as netlink tells them, counters included.
+func TestQuickReadDrainFor(t *testing.T) {
+	table := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, {ipv4Service(2), []*Destination{ipv4Destination(3)}}}
+	for _, e := range table {
+		for _, d := range e.Destinations {
+			d.TunnelPort = d.Port + 1 // as little in getsockopt's answer as counters
+		}
+	}
+	i, k := newOptFake(t, table)
+	var asked []uint16
+	r := &Reconciler{Handle: i, DrainFor: func(_ *Service, d *Destination) time.Duration {
+		asked = append(asked, d.TunnelPort)
+		return time.Hour
+	}}
+	plan := mustGet(r.Plan(wantedTable(2, 0)[1:]))(t)
+	if !slices.Equal(asked, []uint16{8081, 8081, 8081}) || k.netlink != 2 || plan.Len() != 3 {
+		t.Errorf("asked with %v, %d lists over netlink, plan:\n%s", asked, k.netlink, plan)
+	}
+	k.before = func(int, *refOptRequest) error { return nil }
+	asked, k.netlink = nil, 0
+	must(t, second(r.Plan(k.table)))
+	if asked != nil || k.netlink != 0 {
+		t.Errorf("nothing drains: asked with %v, %d lists over netlink", asked, k.netlink)
+	}
+	i.kernel = false // all is read over netlink
+	k.netlink = 0
+	must(t, second(r.Plan(nil)))
+	if len(asked) != 3 || k.netlink != 2 {
+		t.Errorf("asked with %v, %d lists over netlink", asked, k.netlink)
+	}
+}
+
+// A handle of a test, or of a 32-bit program, reads over netlink only.
+func TestQuickReadNotOfKernel(t *testing.T) {
+	i, k := newOptFake(t, wantedTable(3, 1))
+	i.kernel = false
+	checkRead(t, "not of the kernel", i, k, 3, 0)
+}
+
+func TestQuickRead32(t *testing.T) {
+	i := &Handle{kernel: true}
+	if has := i.optReader() != nil; has != (^uint(0)>>32 != 0) {
+		t.Errorf("reads through getsockopt: %v", has)
+	}
+}
+
+// No buffer of a large table stays.
+func TestQuickReadMemory(t *testing.T) {
+	i, _ := newOptFake(t, []TableEntry{{ipv4Service(1), wantedTable(1, 5000)[0].Destinations}})
+	if got := readAll(i.readTable(everyService))(t); len(got[0].Destinations) != 5000 {
+		t.Errorf("%d destinations", len(got[0].Destinations))
+	}
+	r := i.opt.Load()
+	if cap(r.destBuffer) != 0 || cap(r.serviceBuffer) == 0 || cap(r.serviceBuffer) > maxKeptBuffer {
+		t.Errorf("buffers of %d and %d bytes are kept", cap(r.destBuffer), cap(r.serviceBuffer))
+	}
+}
+
+// Whatever the kernel answers: no panic, and what is taken is what is there.
+func FuzzQuickRead(f *testing.F) {
+	service := func(n int, dests uint32) []byte {
+		b := make([]byte, optServiceSize)
+		second(binary.Encode(b, binary.NativeEndian, refOptService{Identity: optIdentity(ipv4Service(n)), NumDestination: dests}))
+		return b
+	}
+	dest := make([]byte, optDestSize)
+	second(binary.Encode(dest, binary.NativeEndian, refOptDestination{Address: [4]byte{10, 1, 0, 1}, Port: [2]byte{31, 144}, ConnectionFlags: 0x103, Weight: 5}))
+	f.Add(append(service(0, 1), service(1, 2)...), append(bytes.Clone(dest), dest...))
+	f.Add(service(1, 0), []byte{})
+	f.Add(service(2, math.MaxUint32), dest)
+	f.Fuzz(func(t *testing.T, services, dests []byte) {
+		r := &optReader{getsockopt: func(_, option int, b []byte) error {
+			if option == optGetServices {
+				copy(b[optServicesHdrLen:], services)
+			} else {
+				copy(b[optDestsHdrLen:], dests)
+			}
+			return nil
+		}}
+		table := &optTable{reader: r}
+		if !table.readServices(8) {
+			t.Fatal("not read")
+		}
+		for n := range 4 {
+			s := ipv4Service(n)
+			s.AddressFamily, s.Address = unix.AF_INET, s.Address.To4()
+			got, ok := table.destinations(s)
+			var entry refOptService
+			found := false
+			for at := 0; at < 8*optServiceSize && !found; at += optServiceSize {
+				b := append(bytes.Clone(services), make([]byte, 9*optServiceSize)...)[at:]
+				second(binary.Decode(b, binary.NativeEndian, &entry))
+				id := entry.Identity
+				found = id.FWMark == 0 && id.Protocol == 6 && net.IP(id.Address[:]).Equal(s.Address) && id.Port == [2]byte{0, 80}
+			}
+			if ok && !found {
+				t.Fatalf("destinations of a service that is not there: %v", got)
+			}
+			if !ok {
+				continue
+			}
+			checkOptDestinations(t, dests, got)
+		}
+	})
+}
+
+// checkOptDestinations compares what was decoded with the entries.
+func checkOptDestinations(t *testing.T, b []byte, got []*Destination) {
+	t.Helper()
+	for n, d := range got {
+		var e refOptDestination
+		padded := append(bytes.Clone(b), make([]byte, (len(got)+2)*optDestSize)...)
+		if n == len(got)-1 && len(b) <= n*optDestSize {
+			t.Fatalf("%d destinations in %d bytes", len(got), len(b))
+		}
+		second(binary.Decode(padded[n*optDestSize:], binary.NativeEndian, &e))
+		if (n+1)*optDestSize > len(b) && n != len(got)-1 {
+			continue // the entry is what was in the buffer before
+		}
+		want := Destination{Address: net.IP(e.Address[:]), AddressFamily: unix.AF_INET, Port: binary.BigEndian.Uint16(e.Port[:]),
+			ConnectionFlags: e.ConnectionFlags & 7, Weight: int(uint32(e.Weight)), UpperThreshold: e.Upper, LowerThreshold: e.Lower,
+			ActiveConnections: int(e.Active), InactiveConnections: int(e.Inactive), PersistentConnections: int(e.Persist)}
+		if len(b) >= (n+1)*optDestSize && (!reflect.DeepEqual(*d, want) || d.ConnectionFlags == ConnectionFlagTunnel) {
+			t.Fatalf("destination %d: %+v, want %+v", n, *d, want)
+		}
+	}
+}
