@@ -36,6 +36,11 @@ type drainer struct {
 	held    map[serviceKey]struct{} // services that the plan does not touch
 	count   int
 	requeue time.Duration
+
+	counted     bool           // destinations come with counters
+	countedKey  serviceKey     // if not: the service whose destinations were read again,
+	countedList []*Destination // and these
+	err         error          // of reading it
 }
 
 // newDrainer returns the drainer of a plan.
@@ -74,7 +79,7 @@ func (d *drainer) hold(key serviceKey) { d.held[key] = struct{}{} }
 // keeps reports whether a destination that is not wanted is to drain. Its service is
 // given as the kernel has it, with the scheduler that it will have.
 func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drainKey) bool {
-	limit := d.limit(s, scheduler, dest, k.service)
+	limit := d.limit(s, scheduler, dest, k)
 	if limit <= 0 {
 		return false
 	}
@@ -100,17 +105,36 @@ func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drain
 }
 
 // limit returns how long a destination may drain; 0 if it must not.
-func (d *drainer) limit(s *Service, scheduler string, dest *Destination, key serviceKey) time.Duration {
+func (d *drainer) limit(s *Service, scheduler string, dest *Destination, k drainKey) time.Duration {
 	if scheduler == DestinationHashing {
 		return 0 // a destination of weight 0 would keep its share of the clients
 	}
 	switch r := d.reconciler; {
 	case r.DrainFor != nil:
-		return r.DrainFor(cloneService(s), cloneDestination(dest))
-	case key.fwmark != 0, key.protocol == unix.IPPROTO_TCP:
+		return r.DrainFor(cloneService(s), cloneDestination(d.withCounters(s, dest, k)))
+	case k.service.fwmark != 0, k.service.protocol == unix.IPPROTO_TCP:
 		return r.Drain
 	}
 	return 0
+}
+
+// withCounters returns a destination with all that the kernel tells of it.
+func (d *drainer) withCounters(s *Service, dest *Destination, k drainKey) *Destination {
+	if d.counted {
+		return dest
+	}
+	if d.countedKey != k.service {
+		d.countedKey = k.service
+		if d.countedList, d.err = d.reconciler.Handle.GetDestinations(s); d.err != nil {
+			d.counted = true // the plan fails
+		}
+	}
+	for _, full := range d.countedList {
+		if keyOfDestination(full) == k.destination {
+			return full
+		}
+	}
+	return dest // deleted meanwhile
 }
 
 // keep counts a destination that drains, and determines when to look again.

@@ -166,11 +166,12 @@ func (r *Reconciler) makePlan(want []TableEntry, begun map[drainKey]struct{}) (*
 	if r.Handle == nil {
 		return nil, errors.New("ipvs: the reconciler has no handle")
 	}
-	have, foreign, err := r.read()
+	have, counted, foreign, err := r.read()
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: reading the table: %w", err)
 	}
 	p := &plan{drains: r.newDrainer(begun)}
+	p.drains.counted = counted
 	var d differ
 	if r.Drain > 0 || r.DrainFor != nil {
 		d.drains = p.drains
@@ -179,24 +180,28 @@ func (r *Reconciler) makePlan(want []TableEntry, begun map[drainKey]struct{}) (*
 		d.refuse = func(s *Service, key serviceKey) error { return r.notOwned(s, key, foreign) }
 	}
 	p.batch, err = d.diff(have, want)
+	if err == nil && p.drains.err != nil {
+		err = fmt.Errorf("ipvs: reading the table: %w", p.drains.err)
+	}
 	return p, err
 }
 
-// read returns the owned part of the table, and what identifies the other services.
-func (r *Reconciler) read() (have []TableEntry, foreign map[serviceKey]struct{}, err error) {
+// read returns the owned part of the table, and what identifies the other services;
+// counted is as in readTable.
+func (r *Reconciler) read() (have []TableEntry, counted bool, foreign map[serviceKey]struct{}, err error) {
 	if r.Owned == nil {
-		have, err = r.Handle.GetTable()
-		return have, nil, err
+		have, counted, err = r.Handle.readTable(func(*Service) bool { return true })
+		return have, counted, nil, err
 	}
 	foreign = map[serviceKey]struct{}{}
-	have, err = r.Handle.getTable(func(s *Service) bool {
+	have, counted, err = r.Handle.readTable(func(s *Service) bool {
 		if r.Owned(s) {
 			return true
 		}
 		foreign[keyOfService(s)] = struct{}{}
 		return false
 	})
-	return have, foreign, err
+	return have, counted, foreign, err
 }
 
 // notOwned returns the error of a wanted service that is not the caller's, nil if it is.
