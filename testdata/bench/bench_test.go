@@ -15,7 +15,7 @@ import (
 	this "ipvs.test/checkout"
 )
 
-var library = flag.String("lib", "this", "what to measure: this, moby, cloudflare or limit")
+var library = flag.String("lib", "this", "what to measure: this, netlink, moby, cloudflare or limit")
 
 // meter is the benchmark's timer, and that of the processor times.
 type meter struct {
@@ -350,24 +350,32 @@ func BenchmarkNewClose(b *testing.B) {
 	m.report()
 }
 
-// socketAt opens and closes a socket in a namespace. It does not look the
-// family of IPVS up: a process that did once knows it.
+// socketAt opens and closes a socket in a namespace.
 func socketAt(path string, home int) error {
-	ns, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := openAt(path, home)
 	if err != nil {
 		return err
 	}
+	return unix.Close(fd)
+}
+
+// openAt opens a socket in a namespace. It does not look the family of IPVS up: a
+// process that did once knows it.
+func openAt(path string, home int) (fd int, err error) {
+	ns, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
 	defer unix.Close(ns)
 	if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-		return err
+		return -1, err
 	}
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
+	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_GENERIC)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		unix.Close(fd)
 	}
 	if back := unix.Setns(home, unix.CLONE_NEWNET); err == nil {
 		err = back
 	}
-	return err
+	return fd, err
 }

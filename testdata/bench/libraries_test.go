@@ -48,6 +48,8 @@ func open(b *testing.B, library string, ns namespace) (c client) {
 	switch library {
 	case "this":
 		c, err = openThis(ns)
+	case "netlink":
+		c, err = openNetlink(ns)
 	case "moby":
 		c, err = openMoby(ns)
 	case "cloudflare":
@@ -171,6 +173,12 @@ func openMoby(ns namespace) (client, error) {
 	}
 	c := new(mobyClient)
 	c.h = h
+	c.types()
+	return c, nil
+}
+
+// types sets how services and destinations are made.
+func (c *mobyClient) types() {
 	c.service = func(s *service) *moby.Service {
 		return &moby.Service{Address: s.address[:], Protocol: unix.IPPROTO_TCP, Port: servicePort, SchedName: scheduler,
 			Timeout: s.timeout, Netmask: 0xFFFFFFFF, AddressFamily: unix.AF_INET}
@@ -178,7 +186,6 @@ func openMoby(ns namespace) (client, error) {
 	c.destination = func(d *destination) *moby.Destination {
 		return &moby.Destination{Address: d.address[:], Port: destinationPort, Weight: int(d.weight), AddressFamily: unix.AF_INET}
 	}
-	return c, nil
 }
 
 type thisClient struct {
@@ -195,6 +202,12 @@ func openThis(ns namespace) (client, error) {
 	}
 	c := new(thisClient)
 	c.h, c.reconciler.Handle = h, h
+	c.types()
+	return c, nil
+}
+
+// types sets how services and destinations are made.
+func (c *thisClient) types() {
 	c.service = func(s *service) *this.Service {
 		return &this.Service{Address: s.address[:], Protocol: unix.IPPROTO_TCP, Port: servicePort, SchedName: scheduler,
 			Timeout: s.timeout, Netmask: 0xFFFFFFFF, AddressFamily: unix.AF_INET}
@@ -202,7 +215,6 @@ func openThis(ns namespace) (client, error) {
 	c.destination = func(d *destination) *this.Destination {
 		return &this.Destination{Address: d.address[:], Port: destinationPort, Weight: int(d.weight), AddressFamily: unix.AF_INET}
 	}
-	return c, nil
 }
 
 func (c *thisClient) collect() {

@@ -60,6 +60,10 @@ type limit struct {
 	dump        []byte   // lists the services
 	dumps       [][]byte // list the destinations of one
 	reconciling int      // number of changes
+
+	opt       int      // a socket for getsockopt
+	optCounts []byte   // room for all services, with their numbers of destinations
+	optDests  [][]byte // request for the destinations of one, with room for them
 }
 
 func openLimit(ns namespace) (client, error) {
@@ -73,6 +77,9 @@ func openLimit(ns namespace) (client, error) {
 		c.bulkIn = make([]byte, 64<<10)
 		if c.fd, err = netlinkSocket(); err == nil {
 			c.bulk, err = netlinkSocket()
+		}
+		if err == nil {
+			c.opt, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		}
 		return err
 	})
@@ -92,6 +99,7 @@ func netlinkSocket() (int, error) {
 func (c *limit) close() {
 	unix.Close(c.fd)
 	unix.Close(c.bulk)
+	unix.Close(c.opt)
 }
 
 // message returns a request; a full one has what creates and updates need.
@@ -199,14 +207,46 @@ func (c *limit) prepareReconcile(from, to []service) {
 	changes := updates(from, to)
 	c.reconciling = len(changes)
 	c.prepare(to, changes)
+	c.optCounts = make([]byte, 8+104*len(to))
+	native.PutUint32(c.optCounts, uint32(len(to)))
+	c.optDests = nil
+	for n := range to {
+		s := &to[n]
+		b := make([]byte, 24+96*len(s.destinations))
+		native.PutUint16(b, unix.IPPROTO_TCP)
+		copy(b[4:], s.address[:])
+		binary.BigEndian.PutUint16(b[8:], servicePort)
+		native.PutUint32(b[16:], uint32(len(s.destinations)))
+		c.optDests = append(c.optDests, b)
+	}
 }
 
-// reconcile is the reading of the table, and the changes.
+// reconcile is the reading of the table, and the changes. Services have to be listed
+// over netlink, since nothing else tells those of IPv6 and persistence engines.
 func (c *limit) reconcile() (int, error) {
-	if _, _, err := c.table(); err != nil {
+	if _, err := c.services(); err != nil {
 		return 0, err
 	}
+	const getServices, getDests = 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
+	if err := getsockopt(c.opt, getServices, c.optCounts); err != nil {
+		return 0, err
+	}
+	for _, b := range c.optDests {
+		if err := getsockopt(c.opt, getDests, b); err != nil {
+			return 0, err
+		}
+	}
 	return c.reconciling, c.applyAll()
+}
+
+func getsockopt(fd, option int, b []byte) error {
+	size := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_IP, uintptr(option),
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // exchange sends requests, and receives until the last is acknowledged or its

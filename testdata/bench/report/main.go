@@ -22,10 +22,12 @@ var workloads = []struct{ name, op string }{
 	{"list-services", "service"}, {"list-5", "list"}, {"list-50", "list"}, {"list-500", "list"},
 	{"table", "table"},
 	{"reconcile-nothing", "table"}, {"reconcile-1%", "table"}, {"reconcile-all", "table"},
-	{"new-close", "handle"},
+	{"reconcile-500", "table"}, {"reconcile-half-ipv6", "table"}, {"reconcile-half-tunnels", "table"}, {"reconcile-all-tunnels", "table"},
+	{"new-close", "handle"}, {"daemon", "change"},
+	{"tool-restore", "table"}, {"tool-save", "table"}, {"tool-keepalived", "table"},
 }
 
-var libraries = []string{"this", "moby", "cloudflare", "limit"}
+var libraries = []string{"this", "netlink", "moby", "cloudflare", "limit", "tool"}
 
 // Units of the outputs.
 const (
@@ -221,7 +223,19 @@ func (r results) targets() {
 	table, ok3 := r.get("icount", "table", "this", cost)
 	line("whole table", "1.10 × its lists added up", 1.1, table/(2000*services+2000*list), ok1 && ok2 && ok3)
 	v, ok := r.get("icount", "reconcile-nothing", "this", cost)
-	line("reconcile, nothing to change", "1.10 × reading the whole table", 1.1, v/table, ok && ok3)
+	line("reconcile, nothing to change, per service", "15,000 instructions", 15000, v/2000, ok)
+	overNetlink := func(what, workload string, most float64) {
+		v, ok := r.ratio(workload, "this", "netlink")
+		line(what, fmt.Sprintf("%.2f × reading over netlink", most), most, v, ok)
+	}
+	overNetlink("reconcile, nothing to change, 500 destinations a service", "reconcile-500", 0.1)
+	overNetlink("reconcile, nothing to change, half of it IPv6", "reconcile-half-ipv6", 1)
+	overNetlink("reconcile, nothing to change, half of it tunnels", "reconcile-half-tunnels", 1)
+	overNetlink("reconcile, nothing to change, all of it tunnels", "reconcile-all-tunnels", 1.05)
+	limits("a handle for one change", "daemon", 1.25)
+	v, ok = r.get("icount", "daemon", "this", bytes)
+	moby, mobyOK := r.get("icount", "daemon", "moby", bytes)
+	line("a handle for one change, bytes allocated", "those of moby/ipvs", moby, v, ok && mobyOK)
 }
 
 // faster prints where another library needs fewer instructions.
