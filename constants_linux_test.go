@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// protocol has every command and attribute of the kernel's header linux/ip_vs.h
-// with its number here and the exported name that carries it.
+// protocol has every command and attribute of the kernel's header linux/ip_vs.h,
+// with its number in the package and the exported name for it.
 var protocol = []struct {
 	header string
 	number int
@@ -96,8 +96,8 @@ var protocol = []struct {
 
 const headerPath = "/usr/include/linux/ip_vs.h"
 
-// The header has no command and no attribute that the library does not know,
-// and the same numbers.
+// The package knows every command and attribute of the header, under the header's
+// number.
 func TestHeaderIsCovered(t *testing.T) {
 	text, err := os.ReadFile(headerPath)
 	if os.IsNotExist(err) {
@@ -149,8 +149,9 @@ func TestEnumeratorsFindsNewOnes(t *testing.T) {
 	}
 }
 
-// Each name of the table exists, and the README lists it.
+// Each name of the table exists, and docs/protocol.md lists it.
 func TestProtocolNames(t *testing.T) {
+	listed := page(t, "docs/protocol.md")
 	types := map[string]reflect.Type{}
 	for _, v := range []any{Service{}, Destination{}, Daemon{}, Config{}, Info{}, Stats64{}, &Handle{}} {
 		typ := reflect.TypeOf(v)
@@ -171,8 +172,8 @@ func TestProtocolNames(t *testing.T) {
 			}
 		}
 		row := fmt.Sprintf("| `%s` | `%s` |", p.header, strings.ReplaceAll(p.goName, ", ", "`, `"))
-		if !strings.Contains(readme, row) {
-			t.Errorf("the README lacks\n%s", row)
+		if !strings.Contains(listed, row) {
+			t.Errorf("docs/protocol.md lacks\n%s", row)
 		}
 	}
 }

@@ -1,14 +1,71 @@
 package ipvs_test
 
 import (
+	"errors"
 	"fmt"
 	"log"
 	"net"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
 )
+
+// Many changes in one system call. Each failure names its change.
+func ExampleHandle_Do() {
+	handle, err := ipvs.New("")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer handle.Close()
+
+	web := &ipvs.Service{Address: net.ParseIP("192.0.2.10"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: ipvs.RoundRobin}
+	var batch ipvs.Batch
+	batch.NewService(web)
+	for _, address := range []string{"10.0.0.1", "10.0.0.2"} {
+		batch.NewDestination(web, &ipvs.Destination{Address: net.ParseIP(address), Port: 8080, Weight: 1})
+	}
+	err = handle.Do(&batch)
+	var failed *ipvs.BatchError
+	if errors.As(err, &failed) {
+		for _, change := range failed.Errors {
+			log.Print(change) // which change, to what, and why
+		}
+	} else if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// The text of an error names the change, the object and the reason.
+func ExampleBatchError() {
+	handle := ipvs.NewFake().Handle() // in a program: ipvs.New("")
+
+	web := &ipvs.Service{Address: net.ParseIP("192.0.2.10"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: ipvs.RoundRobin}
+	server := &ipvs.Destination{Address: net.ParseIP("10.0.0.1"), Port: 8080, Weight: 1}
+	var batch ipvs.Batch
+	batch.NewService(web)
+	batch.NewDestination(web, server)
+	batch.NewDestination(web, server)
+	fmt.Println(handle.Do(&batch))
+	// Output:
+	// ipvs: 1 of 3 changes failed; change 2, NewDestination -t 192.0.2.10:80 -r 10.0.0.1:8080: file exists
+}
+
+// The new destination is added before the old one is deleted.
+func ExampleDiff() {
+	web := &ipvs.Service{Address: net.ParseIP("192.0.2.10"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: ipvs.RoundRobin, Netmask: 0xFFFFFFFF}
+	before := &ipvs.Destination{Address: net.ParseIP("10.0.0.1"), Port: 8080, Weight: 1}
+	after := &ipvs.Destination{Address: net.ParseIP("10.0.0.2"), Port: 8080, Weight: 1}
+	changes, err := ipvs.Diff(
+		[]ipvs.TableEntry{{Service: web, Destinations: []*ipvs.Destination{before}}},
+		[]ipvs.TableEntry{{Service: web, Destinations: []*ipvs.Destination{after}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(changes)
+	// Output:
+	// -a -t 192.0.2.10:80 -r 10.0.0.2:8080 -m -w 1
+	// -d -t 192.0.2.10:80 -r 10.0.0.1:8080
+}
 
 // share returns how many of the destinations of a table a plan takes away, and how
 // many there are. Those of a deleted service go with it, and those that get weight 0
