@@ -3,7 +3,7 @@
 package compat
 
 import (
-	_ "embed"
+	"embed"
 	"strings"
 	"testing"
 
@@ -11,11 +11,8 @@ import (
 	originalcallers "ipvs.test/compat/testdata/callers/original"
 )
 
-//go:embed testdata/callers/original/callers.go
-var originalCallers string
-
-//go:embed testdata/callers/checkout/callers.go
-var checkoutCallers string
+//go:embed testdata/callers
+var callers embed.FS
 
 // The callers are in a folder named testdata so that vet, run over the whole
 // module, leaves them alone: it has something against literals without field
@@ -25,9 +22,19 @@ var checkoutCallers string
 // half of the test.
 func TestCallersSource(t *testing.T) {
 	t.Run("same source", func(t *testing.T) {
-		want := strings.Replace(originalCallers, `"github.com/moby/ipvs"`, `"ipvs.test/checkout"`, 1)
-		if want == originalCallers || checkoutCallers != want {
-			t.Error("testdata/callers: checkout/callers.go is not original/callers.go with the other import")
+		for _, name := range []string{"callers.go", "values.go"} {
+			o, err := callers.ReadFile("testdata/callers/original/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := callers.ReadFile("testdata/callers/checkout/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := strings.Replace(string(o), `"github.com/moby/ipvs"`, `"ipvs.test/checkout"`, 1)
+			if want == string(o) || string(c) != want {
+				t.Errorf("testdata/callers: checkout/%s is not original/%s with the other import", name, name)
+			}
 		}
 	})
 	t.Run("plain", func(t *testing.T) {

@@ -40,8 +40,8 @@ type entry struct {
 	destinations []*original.Destination
 }
 
-// generator makes inputs that both libraries should treat alike: none that
-// TestIntendedDifferences tests.
+// generator makes inputs. Those of service, destination and entries are valid;
+// operation makes others too.
 type generator struct{ *rand.Rand }
 
 // newGenerator starts from a fixed seed, or the one in IPVS_COMPAT_SEED.

@@ -19,8 +19,7 @@ import (
 	checkout "ipvs.test/checkout"
 )
 
-// library is what the tests call both through, in the original's types: its
-// handle is one as it is.
+// library is what the tests call both through, in the original's types.
 type library interface {
 	Close()
 	NewService(*original.Service) error
@@ -36,26 +35,68 @@ type library interface {
 	GetService(*original.Service) (*original.Service, error)
 	GetConfig() (*original.Config, error)
 	SetConfig(*original.Config) error
+
+	// Open opens another handle, closes it, and reports whether there was one.
+	Open(path string) (bool, error)
+
+	// RewriteService reads a service, changes its timeout, and writes it back.
+	// RewriteDestination does so with the upper threshold of a destination. Both
+	// in the library's own types.
+	RewriteService(*original.Service) error
+	RewriteDestination(*original.Service, *original.Destination) error
 }
+
+// direct is a handle of the original.
+type direct struct{ *original.Handle }
+
+func (h direct) Open(path string) (bool, error) {
+	opened, err := original.New(path)
+	if opened != nil {
+		opened.Close()
+	}
+	return opened != nil, err
+}
+
+func (h direct) RewriteService(s *original.Service) error {
+	got, err := h.GetService(identityOf(s))
+	if err != nil {
+		return err
+	}
+	got.Timeout = s.Timeout
+	return h.UpdateService(got)
+}
+
+func (h direct) RewriteDestination(s *original.Service, d *original.Destination) error {
+	all, err := h.GetDestinations(identityOf(s))
+	if err != nil {
+		return err
+	}
+	for _, got := range all {
+		if got.Address.Equal(d.Address) && got.Port == d.Port {
+			got.UpperThreshold = d.UpperThreshold
+			return h.UpdateDestination(s, got)
+		}
+	}
+	return errNotListed
+}
+
+// errNotListed is what RewriteDestination returns where there is no such destination.
+var errNotListed = errors.New("not listed")
 
 // converted puts a handle of the checkout behind the original's types.
 type converted struct{ h *checkout.Handle }
 
-// convert copies the fields that the original's type has.
+// convert copies the fields that the original's type has. They are the first of
+// the checkout's, see TestExportedAPI.
 func convert[To, From any](from *From) *To {
 	if from == nil {
 		return nil
 	}
 	to := new(To)
 	f, t := reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem()
-	shared := t.Type()
-	if f.NumField() < t.NumField() {
-		shared = f.Type()
-	}
-	for i := range shared.NumField() {
-		name := shared.Field(i).Name
-		field := t.FieldByName(name)
-		field.Set(f.FieldByName(name).Convert(field.Type()))
+	for i := range min(f.NumField(), t.NumField()) {
+		field := t.Field(i)
+		field.Set(f.Field(i).Convert(field.Type()))
 	}
 	return to
 }
@@ -117,6 +158,45 @@ func (c converted) GetConfig() (*original.Config, error) {
 
 func (c converted) SetConfig(config *original.Config) error {
 	return c.h.SetConfig(convert[checkout.Config](config))
+}
+
+func (c converted) Open(path string) (bool, error) {
+	opened, err := checkout.New(path)
+	if opened != nil {
+		opened.Close()
+	}
+	return opened != nil, err
+}
+
+// SetTunnel has what the original's types cannot carry set: the tunnel of a
+// destination.
+func (c converted) SetTunnel(s *original.Service, d *original.Destination, port uint16) error {
+	tunnel := destination(d)
+	tunnel.ConnectionFlags, tunnel.TunnelType, tunnel.TunnelPort = checkout.ConnectionFlagTunnel, checkout.TunnelGUE, port
+	return c.h.UpdateDestination(service(s), tunnel)
+}
+
+func (c converted) RewriteService(s *original.Service) error {
+	got, err := c.h.GetService(service(identityOf(s)))
+	if err != nil {
+		return err
+	}
+	got.Timeout = s.Timeout
+	return c.h.UpdateService(got)
+}
+
+func (c converted) RewriteDestination(s *original.Service, d *original.Destination) error {
+	all, err := c.h.GetDestinations(service(identityOf(s)))
+	if err != nil {
+		return err
+	}
+	for _, got := range all {
+		if got.Address.Equal(d.Address) && got.Port == d.Port {
+			got.UpperThreshold = d.UpperThreshold
+			return c.h.UpdateDestination(service(s), got)
+		}
+	}
+	return errNotListed
 }
 
 // needKernel skips a test where there is no IPVS to test with. In the
@@ -214,21 +294,36 @@ func (ns namespace) checkout(t *testing.T) *checkout.Handle {
 // pair is a handle of each for the same namespace.
 type pair struct{ original, checkout library }
 
-func newPair(t *testing.T) pair {
+func (ns namespace) pair(t *testing.T) pair {
 	t.Helper()
-	ns := newNamespace(t)
-	return pair{ns.original(t), converted{ns.checkout(t)}}
+	return pair{direct{ns.original(t)}, converted{ns.checkout(t)}}
 }
 
-// line writes every field of a service or destination but its statistics,
-// and tells a nil slice from an empty one, and 4 bytes from 16.
+func newPair(t *testing.T) pair {
+	t.Helper()
+	return newNamespace(t).pair(t)
+}
+
+// line writes every field of a service or destination that is not zero, but the
+// counters. It tells a nil address from an empty one, and 4 bytes from 16.
 func line(v any) string {
-	value := reflect.New(reflect.TypeOf(v).Elem()).Elem()
-	value.Set(reflect.ValueOf(v).Elem())
-	value.FieldByName("Stats").SetZero()
-	text := fmt.Sprintf("%#v", value.Interface())
-	text, _, _ = strings.Cut(text, ", Stats:")
-	return strings.ReplaceAll(text, "ipvs.", "")
+	value := reflect.ValueOf(v).Elem()
+	var text []string
+	for i := range value.NumField() {
+		name, field := value.Type().Field(i).Name, value.Field(i)
+		switch {
+		case name == "Stats" || name == "Stats64" || field.IsZero():
+		case name == "Address":
+			text = append(text, fmt.Sprintf("%v (%d bytes)", field.Interface(), field.Len()))
+		case field.Kind() == reflect.String:
+			text = append(text, fmt.Sprintf("%s:%.40q", name, field.String()))
+		case name == "Flags" || name == "Netmask" || name == "ConnectionFlags":
+			text = append(text, fmt.Sprintf("%s:%#x", name, field.Interface()))
+		default:
+			text = append(text, fmt.Sprintf("%s:%v", name, field.Interface()))
+		}
+	}
+	return value.Type().Name() + "{" + strings.Join(text, " ") + "}"
 }
 
 // read lists the table, a line for each service and destination, sorted.
@@ -292,18 +387,6 @@ func compare(t *testing.T, aName string, a []string, bName string, b []string) {
 	}
 	only(aName, a, b)
 	only(bName, b, a)
-}
-
-// sameError reports results that differ in any way callers can see.
-func sameError(t *testing.T, what string, o, c error) {
-	t.Helper()
-	if o != c {
-		t.Errorf("%s: checkout: %s, original: %s", what, describe(c), describe(o))
-		return
-	}
-	if _, ok := c.(syscall.Errno); c != nil && !ok {
-		t.Errorf("%s: not a bare error number: %s", what, describe(c))
-	}
 }
 
 func describe(err error) string {

@@ -20,7 +20,7 @@ import (
 func TestSameStatistics(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
-	p := pair{ns.original(t), converted{ns.checkout(t)}}
+	p := ns.pair(t)
 
 	local := net.IPv4(127, 0, 0, 1)
 	tcp := with(v4Service(), func(s *original.Service) { s.Address = local })
