@@ -171,6 +171,9 @@ func TestKernelFake(t *testing.T) {
 			ok = p.same(&o, o.do, r.IntN(3))
 		}
 		calls, changes = calls+1, changes+o.changes
+		if calls%10_000 == 0 {
+			t.Logf("%d calls", calls)
+		}
 		if s, reader := o.service, r.IntN(3); ok && s != nil {
 			ok = p.same(after{"GetService", &o}, func(i *Handle) (any, error) { return i.GetService(s) }, reader) &&
 				p.same(after{"GetDestinations", &o}, func(i *Handle) (any, error) { return i.GetDestinations(s) }, reader)
