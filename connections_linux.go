@@ -18,53 +18,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connection is an entry of the connection table: a connection, or what
-// persistence remembers of a client, which has the client's port 0.
+// Connection is an entry of the connection table: a connection, or a persistence
+// template, which keeps a client on its destination and has client port 0.
 type Connection struct {
-	// Protocol is the IP protocol, such as unix.IPPROTO_TCP. What the persistence of
-	// a firewall-mark service remembers has 0 (unix.IPPROTO_IP).
+	// Protocol is the IP protocol, such as unix.IPPROTO_TCP. In a template of a
+	// firewall-mark service it is 0 (unix.IPPROTO_IP).
 	Protocol uint16
 
-	// Client is where the connection comes from. Persistence with a netmask
-	// remembers the client's network.
+	// Client is the client's address and port. In a template the address is masked
+	// with the service's netmask.
 	Client netip.AddrPort
 
-	// Virtual is the service's address and port. What the persistence of a
-	// firewall-mark service remembers has the mark as the first four bytes of the
-	// address, and port 0.
+	// Virtual is the service's address and port. In a template of a firewall-mark
+	// service the first four bytes of the address are the mark, and the port is 0.
 	Virtual netip.AddrPort
 
 	// Destination is the real server.
 	Destination netip.AddrPort
 
-	// State is the state in the kernel's words, such as "ESTABLISHED"; they depend on
-	// the protocol.
+	// State is the kernel's name of the state, such as "ESTABLISHED"; the names depend
+	// on the protocol.
 	State string
 
-	// Expires is how long the entry stays if no packet comes, in whole seconds.
+	// Expires is the time until the entry expires if no packet arrives, in whole seconds.
 	Expires time.Duration
 
-	// PEName is the persistence engine that made the entry, such as "sip", and PEData
-	// what it knows the client by, such as the Call-ID. Both are empty without one.
+	// PEName is the persistence engine of a template, such as "sip", and PEData the data
+	// by which it recognizes the client, such as the Call-ID. Both are empty without one.
 	PEName, PEData string
 }
 
-// connectionBuffer is so large that any line fits many times.
+// connectionBuffer is the size of the read buffer. Lines are far shorter.
 const connectionBuffer = 64 << 10
 
-// Connections reads the connection table of the handle's network namespace,
-// whichever thread calls (/proc/net/ip_vs_conn, what ipvsadm -Lnc prints). It
-// needs no privilege from a thread in that namespace, else CAP_SYS_ADMIN.
+// Connections iterates over the connection table of the handle's network namespace,
+// whichever thread calls: /proc/net/ip_vs_conn, which ipvsadm -Lnc prints. It needs no
+// privilege on a thread in that namespace, and CAP_SYS_ADMIN elsewhere.
 //
-// Entries come as they are read, in no order, and the memory needed does not
-// depend on how many there are. A loop may end early; each loop reads anew. An
-// error comes with a nil connection, and is the last.
+// Entries are yielded as they are read, in no particular order, so memory use does
+// not depend on the length of the table. The loop may end early, and its body may
+// call the handle. Each loop reads the table again. An error is yielded with a nil
+// connection and ends the iteration.
 //
-// It is not a snapshot: an entry that comes or goes meanwhile may be missed, and
-// then others can be missed or come twice, since the kernel goes on at a position.
-// Kernels before 7 look for that position from the start every few dozen entries,
-// so that their time grows with the square of the table's length: on an emulated
-// machine that reads 10,000 entries in 3 s, 200,000 take minutes (7.2: 28 s).
+// It is not a snapshot: while entries come and go, others can be missed or be yielded
+// twice, since the kernel resumes at a position. Kernels before 7 count up to that
+// position from the start for every 4 KiB read, so the time grows with the square of
+// the table's length: where 10,000 entries take 3 s (an emulated machine), 200,000
+// take many minutes on 6.12 and 28 s on 7.2.
 func (i *Handle) Connections() iter.Seq2[*Connection, error] {
 	return func(yield func(*Connection, error) bool) {
 		if i == nil || i.socket == nil || i.closed.Load() {
@@ -143,12 +143,12 @@ func parseConnection(line []byte, words *interner) (*Connection, error) {
 	}
 	if name := f.next(); len(name) > 0 {
 		c.PEName = words.intern(name)
-		c.PEData = string(bytes.TrimPrefix(f.rest, []byte(" "))) // a client's: it may have any bytes
+		c.PEData = string(bytes.TrimPrefix(f.rest, []byte(" "))) // sent by a client: any bytes
 	}
 	return c, nil
 }
 
-// interner keeps one string for each of the few words that come again and again.
+// interner returns the same string for equal words, of which there are few.
 type interner map[string]string
 
 func (m *interner) intern(word []byte) string {
@@ -164,13 +164,13 @@ func (m *interner) intern(word []byte) string {
 	return s
 }
 
-// fields takes a line apart; err is the first error.
+// fields parses the fields of a line; err is the first error.
 type fields struct {
 	rest []byte
 	err  error
 }
 
-// next returns the next field, nothing at the end of the line.
+// next returns the next field, or nothing at the end of the line.
 func (f *fields) next() []byte {
 	line := bytes.TrimLeft(f.rest, " ")
 	n := bytes.IndexByte(line, ' ')

@@ -3,6 +3,7 @@ package ipvs
 // This file opens sockets, and files of /proc, in other network namespaces.
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -84,6 +85,9 @@ func openSocketLike(s *socket) (like *socket, err error) {
 // thread is there already, f runs on it, which requires no privilege. Otherwise it
 // requires CAP_NET_ADMIN there, and CAP_SYS_ADMIN.
 func inNamespaceOf(s *socket, f func() error) error {
+	if s.another != nil {
+		return errNoNamespace
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ns, err := namespaceOf(s)
@@ -102,6 +106,10 @@ func inNamespaceOf(s *socket, f func() error) error {
 	}
 	return inNamespace(ns, f)
 }
+
+// errNoNamespace is the error of calls that need a network namespace on a Fake's
+// handle, which would otherwise reach the machine's own.
+var errNoNamespace = fmt.Errorf("ipvs: a Fake has no network namespace with connections, settings and totals: %w", errors.ErrUnsupported)
 
 // namespaceOf opens the network namespace of s, which requires CAP_NET_ADMIN in it.
 func namespaceOf(s *socket) (ns netns.NsHandle, err error) {

@@ -1,6 +1,6 @@
 package ipvs
 
-// This file takes apart the options of ipvsadm.
+// This file splits a line of ipvsadm's text into its options.
 
 import (
 	"fmt"
@@ -19,13 +19,13 @@ func errColumn(column int, format string, args ...any) error {
 	return &columnError{column, fmt.Errorf(format, args...)}
 }
 
-// word is a word of a line, and its column, from 1.
+// word is a word of a line and its column, counted from 1.
 type word struct {
 	text   string
 	column int
 }
 
-// splitWords splits a line at white space. ipvsadm -R knows no quotes.
+// splitWords splits a line at white space; ipvsadm -R has no quoting.
 func splitWords(line string) (words []word) {
 	isSpace := func(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 	for n := 0; n < len(line); {
@@ -42,11 +42,11 @@ func splitWords(line string) (words []word) {
 	return words
 }
 
-// optionID is an option under its long and its short name.
+// optionID identifies an option, whichever of its names is used.
 type optionID int
 
 const (
-	optNone optionID = iota
+	_ optionID = iota
 
 	optAddService // the commands
 	optEditService
@@ -83,12 +83,12 @@ const (
 
 func (id optionID) isCommand() bool { return id >= optAddService && id <= optDeleteServer }
 
-// tableOptions are the options of a table; ipvsadm has others.
+// tableOptions lists the options that describe a table; ipvsadm has others.
 var tableOptions = []struct {
 	id    optionID
 	long  string
 	short byte // 0 for none
-	value bool // it has one; that of -p may be left out
+	value bool // takes a value; that of -p is optional
 }{
 	{optAddService, "add-service", 'A', false},
 	{optEditService, "edit-service", 'E', false},
@@ -125,14 +125,14 @@ var tableOptions = []struct {
 // parsedOption is an option of a line.
 type parsedOption struct {
 	id          optionID
-	name        string // as it is written, such as "-t" or "--tcp-service"
+	name        string // as written, such as "-t" or "--tcp-service"
 	column      int
 	value       string
 	valueColumn int
-	noValue     bool // there is none, though the option has one
+	noValue     bool // the value was left out
 }
 
-// parseOptions takes the words of a line apart; the first option is the command.
+// parseOptions parses the words of a line; the first option is the command.
 func parseOptions(words []word) (options []parsedOption, err error) {
 	s := optionScanner{words: words}
 	for len(s.words) > 0 && err == nil {
@@ -150,13 +150,13 @@ func parseOptions(words []word) (options []parsedOption, err error) {
 	return s.options, err
 }
 
-// optionScanner takes options from words.
+// optionScanner parses options from words.
 type optionScanner struct {
-	words   []word // those that are left
+	words   []word // not parsed yet
 	options []parsedOption
 }
 
-// long takes the option of a word such as --tcp-service or --tcp-service=VALUE.
+// long parses a word such as --tcp-service or --tcp-service=VALUE.
 func (s *optionScanner) long(w word) error {
 	name, value, hasValue := strings.Cut(w.text[2:], "=")
 	for _, known := range tableOptions {
@@ -179,7 +179,7 @@ func (s *optionScanner) long(w word) error {
 	return errUnknownOption(w.column, "--"+name)
 }
 
-// short takes the options of a word such as -A, -At, -t10.0.0.1:80 or -p=300.
+// short parses the options of a word such as -A, -At, -t10.0.0.1:80 or -p=300.
 func (s *optionScanner) short(w word) error {
 next:
 	for n := 1; n < len(w.text); n++ {
@@ -207,13 +207,13 @@ next:
 	return nil
 }
 
-// value takes the next word as the option's value.
+// value takes the next word as the value of p.
 func (s *optionScanner) value(p *parsedOption) error {
 	p.valueColumn = p.column
 	switch {
 	case p.id == optPersistent && (len(s.words) == 0 || strings.HasPrefix(s.words[0].text, "-")):
 		p.noValue = true
-	case p.id == optSchedFlags && len(s.words) == 0: // schedulerFlags says whether it may
+	case p.id == optSchedFlags && len(s.words) == 0: // schedulerFlags reports whether that is allowed
 		p.noValue = true
 	case len(s.words) == 0:
 		return errColumn(p.column, "%s needs a value", p.name)
@@ -224,7 +224,7 @@ func (s *optionScanner) value(p *parsedOption) error {
 	return nil
 }
 
-// add adds an option. The first is a command, and no other.
+// add appends an option. The first must be a command, and no other may be.
 func (s *optionScanner) add(p parsedOption) error {
 	switch {
 	case len(s.options) == 0 && !p.id.isCommand():

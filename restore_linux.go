@@ -1,6 +1,6 @@
 package ipvs
 
-// This file reads tables from the text that ipvsadm -Sn writes and -R reads.
+// This file parses tables in the notation of ipvsadm -Sn and -R.
 
 import (
 	"bufio"
@@ -15,25 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ParseTable reads the table that a text in ipvsadm's notation makes of an empty
-// one: what ipvsadm -Sn writes, and ipvsadm -R reads. Options may have their long
-// or their short names, a line may begin with the word ipvsadm, and besides -A and
-// -a the text may have the commands that edit and delete (-E, -D, -C, -e, -d). Blank
+// ParseTable parses a table in ipvsadm's notation: the output of ipvsadm -Sn, or
+// the input of ipvsadm -R, applied to an empty table. Options may have their long or
+// short names, and a line may begin with the word ipvsadm. Besides -A and -a, the
+// text may contain the commands that edit and delete: -E, -D, -C, -e and -d. Blank
 // lines and lines that begin with # are skipped.
 //
-// Names of hosts and ports are errors, since what they mean depends on the machine
-// and the time: ipvsadm -Sn writes numbers. Every error names its line and column.
+// Host and port names are errors, since their meaning depends on the machine; use
+// ipvsadm -Sn, which writes numbers. Every error names the line and the column in
+// bytes, both counted from 1.
 //
-// What ipvsadm leaves out has ipvsadm's default: scheduler wlc, a persistence of 360
-// seconds, direct routing, weight 1. It is read otherwise than by ipvsadm -R where
-// that would lose what -Sn wrote: a destination that is not masqueraded keeps a port
-// other than its service's, a mark from 2^31 on may be negative, and a flag-3 of sh or
-// mh that is the only one, written as -b without a value, counts.
+// Options left out have ipvsadm's defaults: scheduler wlc, persistence for 360
+// seconds, direct routing, weight 1. ParseTable differs from ipvsadm -R where the
+// latter does not read, or changes, what -Sn writes: a destination that is not
+// masqueraded may have another port than its service, a firewall mark from 2^31 on may
+// be written as a negative number, and -b without a value at the end of a line is the
+// third flag of the schedulers sh and mh.
 //
-// ipvsadm -Sn writes no thresholds, nor what has no effect, such as the timeout and
-// netmask of a service without persistence, and it writes a destination of the
-// director itself as one of direct routing: then there is something for Reconcile to
-// change.
+// ipvsadm -Sn itself does not write thresholds, the timeout and netmask of a service
+// without persistence, or the third flag of sh and mh beside another one, and it writes
+// ConnectionFlagLocalNode as direct routing. These are lost.
 func ParseTable(r io.Reader) ([]TableEntry, error) {
 	p := tableParser{services: map[serviceKey]*parsedService{}}
 	lines := bufio.NewScanner(r)
@@ -54,7 +55,7 @@ func ParseTable(r io.Reader) ([]TableEntry, error) {
 	return table, nil
 }
 
-// tableParser has the table so far.
+// tableParser holds the table parsed so far.
 type tableParser struct {
 	services map[serviceKey]*parsedService
 	order    []*parsedService
@@ -84,7 +85,7 @@ func (p *tableParser) parseLine(line string) error {
 	return o.err
 }
 
-// run carries out a command.
+// run applies a command to the table.
 func (p *tableParser) run(o *optionReader) {
 	command := o.command.id
 	if command == optClear {
@@ -121,13 +122,13 @@ func (p *tableParser) run(o *optionReader) {
 		known.service = s
 	case command == optDeleteService:
 		delete(p.services, key)
-		p.order = slices.DeleteFunc(p.order, func(s *parsedService) bool { return s == known })
+		p.order = slices.DeleteFunc(p.order, func(other *parsedService) bool { return other == known })
 	default:
 		known.change(o, d)
 	}
 }
 
-// change carries out a command on a destination.
+// change applies a command to a destination of the service.
 func (s *parsedService) change(o *optionReader, d *Destination) {
 	key, err := sentDestinationKey(d)
 	if err != nil {
@@ -152,8 +153,8 @@ func (s *parsedService) change(o *optionReader, d *Destination) {
 	}
 }
 
-// optionReader takes what it knows out of the options of a line; err is the first
-// error.
+// optionReader interprets the options of a line, removing those it has used; err is
+// the first error.
 type optionReader struct {
 	command parsedOption
 	options []parsedOption
@@ -170,7 +171,8 @@ func (o *optionReader) failf(column int, format string, args ...any) {
 	o.fail(column, fmt.Errorf(format, args...))
 }
 
-// take takes the option that has one of the ids out, which may be there once.
+// take removes and returns the option that has one of the ids. More than one is an
+// error.
 func (o *optionReader) take(ids ...optionID) (taken parsedOption, ok bool) {
 	o.options = slices.DeleteFunc(o.options, func(p parsedOption) bool {
 		if !slices.Contains(ids, p.id) {
@@ -185,14 +187,14 @@ func (o *optionReader) take(ids ...optionID) (taken parsedOption, ok bool) {
 	return taken, ok
 }
 
-// unused refuses options that do not belong to the command.
+// unused reports the remaining options as errors: the command does not take them.
 func (o *optionReader) unused() {
 	for _, p := range o.options {
 		o.failf(p.column, "%s does not go with %s", p.name, o.command.name)
 	}
 }
 
-// service reads what identifies a service, and if full its settings.
+// service returns the service that the options identify, with its settings if full.
 func (o *optionReader) service(full bool) *Service {
 	s := &Service{AddressFamily: unix.AF_INET}
 	name, ok := o.take(optTCP, optUDP, optSCTP, optFWMark)
@@ -227,7 +229,7 @@ func (o *optionReader) service(full bool) *Service {
 	return s
 }
 
-// settings reads the settings of a service.
+// settings fills in the settings of a service.
 func (o *optionReader) settings(s *Service) {
 	s.SchedName = WeightedLeastConnection
 	if p, ok := o.take(optScheduler); ok {
@@ -258,7 +260,8 @@ func (o *optionReader) settings(s *Service) {
 	}
 }
 
-// destination reads what identifies a destination of s, and if full its settings.
+// destination returns the destination of s that the options identify, with its
+// settings if full.
 func (o *optionReader) destination(s *Service, full bool) *Destination {
 	d := &Destination{AddressFamily: unix.AF_INET, Weight: 1, ConnectionFlags: ConnectionFlagDirectRoute}
 	p, ok := o.take(optRealServer)
@@ -293,7 +296,7 @@ func (o *optionReader) destination(s *Service, full bool) *Destination {
 	return d
 }
 
-// tunnel reads the tunnel settings of a destination.
+// tunnel fills in the tunnel settings of a destination.
 func (o *optionReader) tunnel(d *Destination) {
 	kind, hasKind := o.take(optTunType)
 	port, hasPort := o.take(optTunPort)
@@ -326,7 +329,7 @@ func (o *optionReader) tunnel(d *Destination) {
 	d.TunnelFlags = map[optionID]uint16{optTunCsum: TunnelFlagChecksum, optTunRemCsum: TunnelFlagRemoteChecksum}[checksum.id]
 }
 
-// number parses a decimal number of 0 to max.
+// number parses a decimal number from 0 to max.
 func (o *optionReader) number(p parsedOption, max uint64) uint64 {
 	n, err := strconv.ParseUint(p.value, 10, 64)
 	if err != nil || n > max {
@@ -336,7 +339,7 @@ func (o *optionReader) number(p parsedOption, max uint64) uint64 {
 	return n
 }
 
-// mark parses a firewall mark. From 2^31 on ipvsadm -S writes it as negative.
+// mark parses a firewall mark. ipvsadm -S writes those from 2^31 on as negative numbers.
 func (o *optionReader) mark(p parsedOption) uint32 {
 	n, err := strconv.ParseInt(p.value, 10, 64)
 	if err != nil || n < math.MinInt32 || n > math.MaxUint32 || n == 0 {
@@ -370,8 +373,8 @@ func (o *optionReader) netmask(p parsedOption, family uint16) uint32 {
 	return native.Uint32(b[:])
 }
 
-// schedulerFlags parses the names of scheduler flags. Where the flag that sh and mh
-// have no name for is the only one, ipvsadm -S writes no value.
+// schedulerFlags parses the names of scheduler flags. ipvsadm -S has no name for the
+// third flag of sh and mh: if it is the only one, -b has no value.
 func (o *optionReader) schedulerFlags(p parsedOption, scheduler string) (flags uint32) {
 	hashing := scheduler == SourceHashing || scheduler == MaglevHashing
 	if p.noValue {
@@ -397,7 +400,7 @@ func (o *optionReader) schedulerFlags(p parsedOption, scheduler string) (flags u
 	return flags
 }
 
-// endpoint parses an address with or without a port: 10.0.0.1:80, 10.0.0.1,
+// endpoint parses an address with an optional port: 10.0.0.1:80, 10.0.0.1,
 // [2001:db8::1]:80, 2001:db8::1.
 func (o *optionReader) endpoint(p parsedOption) (ip netip.Addr, port uint16, hasPort bool) {
 	host, portText := p.value, ""
@@ -429,7 +432,7 @@ func (o *optionReader) endpoint(p parsedOption) (ip netip.Addr, port uint16, has
 	return ip, port, hasPort
 }
 
-// namesHint says of what may be a name why it is none.
+// namesHint explains that names are not resolved, if text looks like one.
 func namesHint(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }) {
 		return " (names are not looked up: save with ipvsadm -Sn)"

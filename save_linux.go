@@ -1,6 +1,6 @@
 package ipvs
 
-// This file writes tables as text that ipvsadm -R reads.
+// This file writes tables in the notation of ipvsadm -R.
 
 import (
 	"bytes"
@@ -17,19 +17,26 @@ import (
 // maxSavedTimeout is the longest persistence that ipvsadm -R reads: 31 days.
 const maxSavedTimeout = 31 * 24 * 60 * 60
 
-// WriteTable writes a table as the text that ipvsadm -R reads, and ParseTable: a
-// line for each service, followed by one for each of its destinations. Counters
-// are not part of it.
+// WriteTable writes a table as input for ipvsadm -R and ParseTable: a line for each
+// service, followed by a line for each of its destinations. Counters are left out.
 //
-// What ipvsadm cannot say is an error, which names each such entry and what it is;
-// then nothing is written. That are protocols other than TCP, UDP and SCTP;
-// forwarding methods other than masquerading, tunnel and direct routing; service
-// flags without a name; one-packet scheduling of TCP and SCTP; port 0 without
-// persistence; persistence of no or of more than 2,678,400 seconds, and a timeout
-// without persistence; a destination that is not masqueraded and has another port
-// than its service, since ipvsadm -R gives it that of the service; thresholds above
-// 2^31-1; tunnel settings that do not go with the tunnel's type. Services and
-// destinations that come twice are errors too.
+// If ipvsadm -R could not restore the table as it is, WriteTable writes nothing and
+// returns an error that names every entry at fault and why. ipvsadm cannot express
+//
+//   - protocols other than TCP, UDP and SCTP
+//   - service flags other than those that have a constant in this package
+//   - one-packet scheduling of TCP and SCTP
+//   - port 0 without persistence
+//   - persistence for 0 or more than 2,678,400 seconds (31 days), or a timeout without
+//     persistence
+//   - forwarding methods other than masquerading, tunnel and direct routing
+//   - a destination that is not masqueraded and has another port than its service,
+//     unless that is a firewall-mark service
+//   - thresholds above 2^31-1
+//   - tunnel settings that the tunnel's type does not use, or tunnel settings without a
+//     tunnel
+//
+// Services and destinations that occur twice are errors too.
 func WriteTable(w io.Writer, table []TableEntry) error {
 	var text bytes.Buffer
 	var errs []error
@@ -42,7 +49,7 @@ func WriteTable(w io.Writer, table []TableEntry) error {
 		}
 		errs = append(errs, writeEntry(&text, e)...)
 		if contains(services, key) {
-			errs = append(errs, fmt.Errorf("ipvs: service %s comes twice", serviceName(e.Service)))
+			errs = append(errs, fmt.Errorf("ipvs: service %s occurs twice", serviceName(e.Service)))
 		}
 		services[key] = struct{}{}
 	}
@@ -53,7 +60,7 @@ func WriteTable(w io.Writer, table []TableEntry) error {
 	return err
 }
 
-// writeEntry writes the lines of a service, and returns what is wrong with them.
+// writeEntry writes the lines of a service and returns all that is wrong with them.
 func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 	service := serviceName(e.Service)
 	if err := checkSavedService(e.Service); err != nil {
@@ -61,7 +68,7 @@ func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 	}
 	text.WriteString("-A " + e.Service.Rule())
 	if e.Service.Flags&ServiceFlagPersistent == 0 {
-		text.WriteString(netmaskOption(e.Service)) // kept, though without effect
+		text.WriteString(netmaskOption(e.Service)) // has no effect, but the kernel keeps it
 	}
 	text.WriteByte('\n')
 	destinations := map[destinationKey]struct{}{}
@@ -75,7 +82,7 @@ func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 			errs = append(errs, fmt.Errorf("ipvs: destination %s of service %s: %w", destinationName(d), service, err))
 		}
 		if contains(destinations, key) {
-			errs = append(errs, fmt.Errorf("ipvs: destination %s of service %s comes twice", destinationName(d), service))
+			errs = append(errs, fmt.Errorf("ipvs: destination %s of service %s occurs twice", destinationName(d), service))
 		}
 		destinations[key] = struct{}{}
 		fmt.Fprintf(text, "-a %s %s\n", service, d.Rule())
@@ -83,7 +90,7 @@ func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 	return errs
 }
 
-// checkSavedService returns what of s cannot be said to ipvsadm -R.
+// checkSavedService reports what of s ipvsadm -R cannot restore.
 func checkSavedService(s *Service) error {
 	persistent := s.Flags&ServiceFlagPersistent != 0
 	const named = ServiceFlagPersistent | ServiceFlagHashed | ServiceFlagOnePacket | ServiceFlagSched1 | ServiceFlagSched2 | ServiceFlagSched3
@@ -112,7 +119,7 @@ func checkSavedService(s *Service) error {
 	return checkSavedName("persistence engine", s.PEName, peNameMaxLen)
 }
 
-// checkSavedName refuses names that are no word of ipvsadm's.
+// checkSavedName reports names that ipvsadm -R would not read as one word.
 func checkSavedName(what, name string, maxLen int) error {
 	if strings.HasPrefix(name, "-") || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return fmt.Errorf("%s %q is not a word for ipvsadm", what, name)
@@ -120,7 +127,7 @@ func checkSavedName(what, name string, maxLen int) error {
 	return checkName(what, name, maxLen)
 }
 
-// checkSavedDestination returns what of d cannot be said to ipvsadm -R.
+// checkSavedDestination reports what of d ipvsadm -R cannot restore.
 func checkSavedDestination(s *Service, d *Destination) error {
 	method := d.ConnectionFlags & ConnectionFlagFwdMask
 	switch {

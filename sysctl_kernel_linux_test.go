@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -279,5 +280,44 @@ func init() {
 			}
 		}
 		return nil
+	}
+}
+
+// A persistent client stays on a destination of weight 0, unless
+// expire_quiescent_template sends it to another.
+func TestKernelSysctlQuiescentTemplate(t *testing.T) {
+	n := newNetwork(t)
+	s := &Service{Address: net.ParseIP(virtual4), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin,
+		Flags: ServiceFlagPersistent, Timeout: 300, Netmask: 0xFFFFFFFF}
+	must(t, n.ipvs.NewService(s))
+	destinations := map[string]*Destination{}
+	for _, port := range []uint16{8081, 8082} {
+		d := &Destination{Address: net.ParseIP(real4), Port: port, Weight: 1}
+		must(t, n.ipvs.NewDestination(s, d))
+		answer := strconv.Itoa(int(port))
+		serveTCP(t, n.real, net.JoinHostPort(real4, answer), answer)
+		destinations[answer] = d
+	}
+	connect := func() string {
+		t.Helper()
+		c := dial(t, n.client, "tcp", client4, net.JoinHostPort(virtual4, "80"))
+		defer c.Close()
+		_, err := c.Write([]byte("?\n"))
+		must(t, err)
+		answer := make([]byte, 4)
+		_, err = io.ReadFull(c, answer)
+		must(t, err)
+		return string(answer)
+	}
+	first := connect()
+	destinations[first].Weight = 0
+	must(t, n.ipvs.UpdateDestination(s, destinations[first]))
+	must(t, n.ipvs.SetSysctl("expire_quiescent_template", 0))
+	if got := connect(); got != first {
+		t.Errorf("0: the client goes to %s, want %s of weight 0", got, first)
+	}
+	must(t, n.ipvs.SetSysctl("expire_quiescent_template", 1))
+	if got := connect(); got == first {
+		t.Errorf("1: the client stays on %s of weight 0", got)
 	}
 }

@@ -20,26 +20,24 @@ import (
 // sysctlDir is where the settings of the calling thread's network namespace are.
 const sysctlDir = "/proc/sys/net/ipv4/vs/"
 
-// GetSysctl returns a setting of IPVS in the handle's network namespace,
-// whichever thread calls: net.ipv4.vs.NAME for a name such as
-// "expire_nodest_conn". It needs no privilege from a thread in that namespace,
-// else CAP_SYS_ADMIN.
+// GetSysctl returns the setting net.ipv4.vs.NAME, such as "expire_nodest_conn", of
+// the handle's network namespace, whichever thread calls. It needs no privilege on a
+// thread in that namespace, and CAP_SYS_ADMIN elsewhere.
 //
-// The error matches fs.ErrNotExist if this kernel has no such setting. The few
-// settings that are not one number (sync_threshold, est_cpulist) are errors.
+// The error matches fs.ErrNotExist if the kernel has no such setting. Settings that
+// are not a single number, sync_threshold and est_cpulist, are errors.
 //
-// Three settings decide what becomes of a destination's connections:
+// Three settings matter to destinations that a Reconciler drains or deletes:
 //
-//   - expire_quiescent_template: with 1, a client that persistence keeps on a
-//     destination of weight 0 goes to another with its next connection. With 0,
-//     the default, it stays there, and a destination that a Reconciler drains keeps
-//     getting new connections.
-//   - conn_reuse_mode: with 1, the default, a client that uses the port of a
-//     finished connection again is scheduled anew. With 0 it goes where the old
-//     connection went, to a destination that drains too.
-//   - expire_nodest_conn: with 1, the first packet of a connection whose destination
-//     is gone ends the connection's entry, so that the client's next attempt goes
-//     elsewhere. With 0, the default, packets are dropped until the entry times out.
+//   - expire_quiescent_template: if 1, a persistent client whose destination has
+//     weight 0 is sent to another one with its next connection. If 0, the default, the
+//     draining destination keeps getting its persistent clients' new connections.
+//   - conn_reuse_mode: if 1, the default, a client that reuses the port of a finished
+//     connection is scheduled again. If 0, it is sent to the old connection's
+//     destination, even a draining one.
+//   - expire_nodest_conn: if 1, the first packet of a connection whose destination is
+//     deleted expires the connection, so that the client's next attempt reaches another
+//     destination. If 0, the default, its packets are dropped until it times out.
 func (i *Handle) GetSysctl(name string) (value int, err error) {
 	err = i.sysctl("reading", name, func(path string) error {
 		value, err = readSysctl(path)
@@ -48,22 +46,20 @@ func (i *Handle) GetSysctl(name string) (value int, err error) {
 	return value, err
 }
 
-// SetSysctl sets a setting of IPVS in the handle's network namespace, see
-// GetSysctl. To write, the process needs to be root or to have CAP_NET_ADMIN in
-// that namespace.
+// SetSysctl sets the setting net.ipv4.vs.NAME of the handle's network namespace, see
+// GetSysctl. The process must be root or have CAP_NET_ADMIN in that namespace.
 //
-// The error matches fs.ErrNotExist if this kernel has no such setting,
-// syscall.EROFS if /proc/sys is mounted read-only, as it is in most containers,
-// fs.ErrPermission if the process may not write, and syscall.EINVAL if the kernel
-// refuses the value. It refuses few: most switches take any number of 32 bits, and
-// any but 0 turns them on.
+// The error matches fs.ErrNotExist if the kernel has no such setting, syscall.EROFS if
+// /proc/sys is mounted read-only, as in most containers, fs.ErrPermission if the
+// process may not write it, and syscall.EINVAL if the kernel refuses the value. It
+// refuses few: most settings accept any 32-bit number.
 func (i *Handle) SetSysctl(name string, value int) error {
 	if value < math.MinInt32 || value > math.MaxInt32 {
 		return fmt.Errorf("ipvs: setting net.ipv4.vs.%s: %d has more than 32 bits: %w", name, value, unix.EINVAL)
 	}
 	return i.sysctl("setting", name, func(path string) error {
 		if _, err := readSysctl(path); err != nil && !errors.Is(err, fs.ErrPermission) {
-			return err // among others, that it is not one number
+			return err // for example, not a single number
 		}
 		file, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
@@ -75,7 +71,7 @@ func (i *Handle) SetSysctl(name string, value int) error {
 	})
 }
 
-// sysctl calls f, in the handle's network namespace, with the file of a setting.
+// sysctl calls f with the file of a setting, in the handle's network namespace.
 func (i *Handle) sysctl(doing, name string, f func(path string) error) error {
 	if !isSysctlName(name) {
 		return fmt.Errorf("ipvs: %q is not the name of a setting below net.ipv4.vs", name)
@@ -98,8 +94,8 @@ func (i *Handle) sysctl(doing, name string, f func(path string) error) error {
 	return fmt.Errorf("ipvs: %s net.ipv4.vs.%s: %w%s", doing, name, err, hint)
 }
 
-// isSysctlName reports whether name can be a setting's: nothing that means
-// something in a path.
+// isSysctlName reports whether name has only characters of a setting's name, and so
+// none with a meaning in a path.
 func isSysctlName(name string) bool {
 	for _, c := range []byte(name) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
@@ -122,12 +118,12 @@ func readSysctl(path string) (int, error) {
 	return value, nil
 }
 
-// GetTotals returns the counters of all services together, those that are
-// deleted too, in the handle's network namespace (/proc/net/ip_vs_stats). They
-// start with the namespace, and anew with Zero. It needs no privilege from a
-// thread in that namespace, else CAP_SYS_ADMIN.
+// GetTotals returns the counters of the handle's network namespace
+// (/proc/net/ip_vs_stats): the sum over all services, including deleted ones, since
+// the namespace was created or Zero was called. It needs no privilege on a thread in
+// that namespace, and CAP_SYS_ADMIN elsewhere.
 //
-// The kernel adds up what it counts every two seconds.
+// The kernel updates these counters every two seconds.
 func (i *Handle) GetTotals() (*Stats64, error) {
 	if i == nil || i.socket == nil || i.closed.Load() {
 		return nil, ErrClosed

@@ -75,3 +75,26 @@ func TestParseTotals(t *testing.T) {
 		}
 	}
 }
+
+// A Fake has no files of /proc: the calls say so, and never read the machine's own.
+func TestBesideNetlinkFake(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	_, getErr := i.GetSysctl("expire_nodest_conn")
+	_, totalsErr := i.GetTotals()
+	errs := []error{getErr, i.SetSysctl("expire_nodest_conn", 1), totalsErr}
+	for c, err := range i.Connections() {
+		if c != nil {
+			t.Errorf("a connection: %+v", c)
+		}
+		errs = append(errs, err)
+	}
+	if len(errs) != 4 {
+		t.Errorf("Connections yields %d times", len(errs)-3)
+	}
+	for _, err := range errs {
+		if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "a Fake has no") {
+			t.Errorf("%v, want ErrUnsupported", err)
+		}
+	}
+}
