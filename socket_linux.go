@@ -104,9 +104,6 @@ func newSocket(fd int, portID uint32) *socket {
 // noFD stands for the descriptor of a socket that has none.
 const noFD = -1
 
-// errNoNamespace is the error of what needs a descriptor, where there is none.
-var errNoNamespace = fmt.Errorf("ipvs: a Fake has a table, but no network namespace: %w", errors.ErrUnsupported)
-
 // defaultQueue is the size of the receive queue and the send buffer, in bytes,
 // of a socket for which nobody chose another (net.core.rmem_default, wmem_default).
 const defaultQueue = 212992
