@@ -296,7 +296,9 @@ func TestValues(t *testing.T) {
 					t.Fatalf("%s of %s:\noriginal: %s\ncheckout: %s", f.name, name, want, text)
 				}
 			}
-			if name != "anything" && name != "pointers" { // what is decoded into an any has every field
+			// A few are enough for what depends on types more than on values. What is
+			// decoded into an any has every field.
+			if n < 3 && name != "anything" && name != "pointers" {
 				sameDecoded(t, name, o, c)
 			}
 		}
