@@ -24,8 +24,10 @@ type runner struct {
 	limit   time.Duration
 	kernels []string
 
-	quick bool   // without the slow tests
-	tests string // patterns of the tests that only run on a kernel with IPVS
+	quick bool // without the slow tests
+
+	kernelTests []string          // the tests that only run on a kernel with IPVS
+	testFiles   map[string]string // the file of each test
 }
 
 // Kernel tests that take long; those that notice a mutant are mostly others.
@@ -113,23 +115,57 @@ func (r *runner) prepare(mutants []*mutant) (err error) {
 	}
 	// A mutant that takes so much longer will not end.
 	r.limit = 15*time.Second + 5*time.Since(began)
-	var names [2][]string
 	seen := map[string]bool{}
 	for _, found := range skippedTest.FindAllStringSubmatch(out, -1) {
 		if name := found[1]; !seen[name] {
 			seen[name] = true
-			n := 0
-			if slow.MatchString(name) {
-				n = 1
-			}
-			names[n] = append(names[n], name)
+			r.kernelTests = append(r.kernelTests, name)
 		}
 	}
-	r.tests = patterns("300", names[0])
-	if !r.quick {
-		r.tests += patterns("900", names[1])
+	r.testFiles, err = testFiles(r.library.dir)
+	return err
+}
+
+var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+
+// testFiles returns the file of each test.
+func testFiles(dir string) (map[string]string, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	files := map[string]string{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		for _, found := range testFunc.FindAllSubmatch(text, -1) {
+			files[string(found[1])] = filepath.Base(path)
+		}
 	}
-	return nil
+	return files, err
+}
+
+// testsFor returns the patterns of the kernel tests for a mutant: those of the same
+// subject first, which mostly notice it, and those that take long at last.
+func (r *runner) testsFor(m *mutant) string {
+	if m.kernel != "" {
+		return patterns("300", []string{m.kernel})
+	}
+	subject, _, _ := strings.Cut(m.file, "_")
+	var related, others, long []string
+	for _, name := range r.kernelTests {
+		switch {
+		case strings.HasPrefix(r.testFiles[name], subject+"_"):
+			related = append(related, name)
+		case slow.MatchString(name):
+			long = append(long, name)
+		default:
+			others = append(others, name)
+		}
+	}
+	if r.quick {
+		long = nil
+	}
+	return patterns("600", related) + patterns("300", others) + patterns("900", long)
 }
 
 // patterns returns what the guest's script understands; nothing for no tests.
@@ -185,11 +221,7 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 			}
 		}
 		byName[name] = m
-		tests := r.tests
-		if m.kernel != "" {
-			tests = " 300:" + m.kernel
-		}
-		fmt.Fprintln(&list, name, filepath.Base(binary), fmt.Sprint(m.number)+tests)
+		fmt.Fprintln(&list, name, filepath.Base(binary), fmt.Sprint(m.number)+r.testsFor(m))
 	}
 	if err := os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644); err != nil {
 		return nil, err
