@@ -1,13 +1,16 @@
 # The commands of the project; `make help` lists them. The scripts say more.
 # KERNEL chooses the kernel of the virtual machine: 5.10, 6.1, 6.12 or 7.2.
 
-.PHONY: help demo test test-kernels test-arch race fuzz soak mutation bench scale consumers lint fmt
+.PHONY: help demo proxier test test-kernels test-arch race fuzz soak mutation bench scale consumers lint fmt
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 demo: ## real connections through real services, on a real kernel
 	testdata/scripts/demo
+
+proxier: ## a small proxier, to be copied, through a day on a real kernel
+	testdata/scripts/proxier
 
 test: ## unit tests here, kernel tests here or in a VM
 	testdata/scripts/test

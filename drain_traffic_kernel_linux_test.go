@@ -168,7 +168,7 @@ func TestKernelDrainHTTP(t *testing.T) {
 	over("scale down", TableEntry{&service, to(8080)})
 	must(t, b.Close())
 
-	b = webServer(t, n.real, hostPort(real4, 8081))
+	webServer(t, n.real, hostPort(real4, 8081))
 	reconcile(0, TableEntry{&service, to(8080, 8081)})
 	wantAnswers(t, "scale up", fresh, kept)
 
