@@ -11,19 +11,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// entries makes a table of the tests' one of the library's.
-func entries(t table) (all []ipvs.TableEntry) {
-	for _, e := range t {
-		service := e.service
-		one := ipvs.TableEntry{Service: &service}
-		for _, d := range e.destinations {
-			one.Destinations = append(one.Destinations, &d)
-		}
-		all = append(all, one)
-	}
-	return all
-}
-
 // text is what WriteTable writes.
 func text(t rapid.TB, tab []ipvs.TableEntry) string {
 	t.Helper()
