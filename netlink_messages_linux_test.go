@@ -173,3 +173,33 @@ func TestMayLoadModules(t *testing.T) {
 	}()
 	<-done
 }
+
+// A reply that fills the buffer to the last byte is a whole one.
+func TestReplyFillsBuffer(t *testing.T) {
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		return one(dataReply(r, 0, cmdSetInfo, attr(infoAttrVersion, ne32(0x010201))))
+	})
+	i.socket.in = make([]byte, msgHdrLen+genlHdrLen+8)
+	if info, err := i.GetInfo(); err != nil || info.Version != 0x010201 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	i.socket.in = make([]byte, msgHdrLen+genlHdrLen+7)
+	if info, err := i.GetInfo(); err != errTruncated || info != nil {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+// Only acknowledgements answer a request that is sent with a fence.
+func TestFenceTakesAcknowledgements(t *testing.T) {
+	i, _ := newFake(t, nil)
+	i.seq = 7
+	f := &fenced{handle: i, err: syscall.ESRCH}
+	for _, typ := range []uint16{fakeFamily, unix.NLMSG_DONE} {
+		if done, err := f.take(&message{typ: typ, seq: 7, body: ne32(0)}); done || err != nil || f.err != syscall.ESRCH {
+			t.Errorf("type %d: %v, %v", typ, done, err)
+		}
+	}
+	if done, err := f.take(&message{typ: unix.NLMSG_ERROR, seq: 7, body: ne32(0)}); !done || err != syscall.ESRCH {
+		t.Errorf("the fence: %v, %v", done, err)
+	}
+}

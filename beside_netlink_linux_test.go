@@ -1,0 +1,104 @@
+package ipvs
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A setting is one number.
+func TestReadSysctl(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "setting")
+	for text, want := range map[string]int{"42\n": 42, "-1\n": -1, "0": 0} {
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		if got, err := readSysctl(path); err != nil || got != want {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+	must(t, os.WriteFile(path, []byte("3\t50\n"), 0o644))
+	if got, err := readSysctl(path); err == nil || err.Error() != `its value "3\t50" is not one number` || got != 0 {
+		t.Errorf("two numbers: %d, %v", got, err)
+	}
+	if got, err := readSysctl(path + "x"); !errors.Is(err, fs.ErrNotExist) || got != 0 {
+		t.Errorf("not there: %d, %v", got, err)
+	}
+}
+
+// The largest and the smallest values are not refused for their size.
+func TestSetSysctlLimits(t *testing.T) {
+	i, _ := newFake(t, nil)
+	i.Close()
+	for _, value := range []int{math.MinInt32, math.MaxInt32} {
+		if err := i.SetSysctl("am_droprate", value); err != ErrClosed {
+			t.Errorf("%d: %v", value, err)
+		}
+	}
+}
+
+// A last line that is cut says so, and of several things that are wrong with a
+// line the error names the first.
+func TestParseConnectionsErrors(t *testing.T) {
+	const line = "TCP C0000202 C3A4 CB007101 0050 C6336402 1F90 ESTABLISHED     899"
+	if _, err := allConnections(strings.NewReader(connectionHead + line)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("cut: %v", err)
+	}
+	bad := strings.Replace(strings.Replace(line, "C3A4", "xxxx", 1), "899", "yyy", 1) + "\n"
+	if _, err := allConnections(strings.NewReader(connectionHead + bad)); err == nil ||
+		!strings.Contains(err.Error(), `"xxxx" is not a port`) || strings.Contains(err.Error(), `"yyy" is not`) {
+		t.Errorf("two errors: %v", err)
+	}
+}
+
+// In the socket's own namespace what is called says how it ended, with privileges
+// and without.
+func TestInNamespaceOfOwn(t *testing.T) {
+	s, err := openSocket()
+	must(t, err)
+	defer s.close()
+	broken := errors.New("broken")
+	check := func(doing string) {
+		called := 0
+		if err := inNamespaceOf(s, func() error { called++; return broken }); err != broken || called != 1 {
+			t.Errorf("%s: called %d times, %v", doing, called, err)
+		}
+		if err := inNamespaceOf(s, func() error { called++; return nil }); err != nil || called != 2 {
+			t.Errorf("%s: called %d times, %v", doing, called, err)
+		}
+		if !isOpenHere(s) {
+			t.Errorf("%s: the socket is not found", doing)
+		}
+	}
+	check("as it is")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&hdr, &none[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		check("without privileges")
+		if err := modprobe(); err == nil || !strings.Contains(err.Error(), "it needs CAP_SYS_MODULE") {
+			t.Errorf("modprobe without privileges: %v", err)
+		}
+	}()
+	<-done
+	other, _ := newFake(t, nil) // whose socket is none of netlink's
+	if isOpenHere(other.socket) {
+		t.Error("another socket is taken for one of this namespace")
+	}
+	s.close()
+	if isOpenHere(s) {
+		t.Error("a closed socket is taken for one of this namespace")
+	}
+}
