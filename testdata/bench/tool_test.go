@@ -115,10 +115,18 @@ func keepalived(b *testing.B, ns namespace, table []service) time.Duration {
 		b.Fatal(err)
 	}
 	defer h.Close()
-	last := &this.Service{Address: table[len(table)-1].address[:], Protocol: 6, Port: servicePort}
+	want := len(table) * (1 + len(table[0].destinations))
 	for range 1000 {
-		time.Sleep(10 * time.Millisecond)
-		if all, err := h.GetDestinations(last); err == nil && len(all) == len(table[0].destinations) {
+		time.Sleep(100 * time.Millisecond)
+		entries, err := h.GetTable()
+		if err != nil {
+			b.Fatal(err)
+		}
+		have := len(entries)
+		for _, e := range entries {
+			have += len(e.Destinations)
+		}
+		if have == want {
 			return processorTime(b, c.Process.Pid)
 		}
 	}
