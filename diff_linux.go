@@ -72,6 +72,7 @@ type differ struct {
 
 	refuse func(*Service, serviceKey) error // why a wanted service must not be touched; nil: none
 	drains *drainer                         // decides what drains; nil: nothing does
+	listed bool                             // what is there was read from the kernel, without duplicates
 
 	arriving Batch // new services and destinations
 	updating Batch // services with other settings
@@ -262,6 +263,10 @@ func (d *differ) existingService(there TableEntry, want *Service, key serviceKey
 // from those that are not wanted. If the service is not usable, it only reports
 // destinations that are bad by themselves.
 func (d *differ) compareDestinations(have []*Destination, want TableEntry, usable bool) error {
+	if d.listed && usable && sameDestinations(have, want.Destinations) {
+		d.destinations.reset(0, 0)
+		return nil
+	}
 	d.destinations.reset(len(have), len(want.Destinations))
 	for n, dest := range have {
 		key, err := sentDestinationKey(dest)
@@ -298,6 +303,41 @@ func (d *differ) compareDestinations(have []*Destination, want TableEntry, usabl
 		}
 	}
 	return nil
+}
+
+// sameDestinations reports whether the destinations that are there, as the kernel
+// lists them, are the wanted ones, in the same order or in reverse: the kernel lists
+// the newest first. That is so for most services, and costs less than to match them.
+func sameDestinations(have, want []*Destination) bool {
+	last := len(have) - 1
+	switch {
+	case len(have) != len(want):
+		return false
+	case last < 0:
+		return true
+	}
+	reverse := last > 0 && !sameDestination(have[0], want[0])
+	for n := range have {
+		m := n
+		if reverse {
+			m = last - n
+		}
+		if !sameDestination(have[n], want[m]) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameDestination reports whether a destination that is there is a wanted one, with
+// the same settings.
+func sameDestination(have, want *Destination) bool {
+	if want == nil || have.Port != want.Port {
+		return false
+	}
+	family, address, err := familyOf(want.AddressFamily, want.Address, "destination")
+	return err == nil && family == have.AddressFamily && string(address) == string(have.Address) &&
+		settingsOfDestination(have) == settingsOfDestination(want)
 }
 
 // unwanted adds the changes to a service that is not wanted.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -340,5 +341,51 @@ func TestDiffUnusedTunnel(t *testing.T) {
 		if b.Len() != c.changes {
 			t.Errorf("from method %d to %d: %d changes, want %d:\n%s", c.have, c.want, b.Len(), c.changes, b)
 		}
+	}
+}
+
+// What the kernel lists is compared in order first: the changes are the same ones.
+func TestDiffListed(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 22))
+	data := make([]byte, 200)
+	random := func() []TableEntry {
+		for n := range data {
+			data[n] = byte(r.Uint32())
+		}
+		return tableFrom(data)
+	}
+	same := 0
+	for range 3000 {
+		have, want := random(), random()
+		for n := range have { // as the kernel lists it
+			for m, d := range have[n].Destinations {
+				listed := normalisedDest(d)
+				listed.ConnectionFlags &= ConnectionFlagFwdMask
+				have[n].Destinations[m] = &listed
+			}
+			have[n].Destinations = dropDuplicates(have[n].Destinations, keyOfDestination)
+			if n < len(want) && r.IntN(2) == 0 {
+				want[n] = TableEntry{have[n].Service, slices.Clone(have[n].Destinations)}
+				if r.IntN(2) == 0 {
+					slices.Reverse(want[n].Destinations)
+				}
+				if k := len(want[n].Destinations); k > 0 && r.IntN(3) == 0 {
+					changed := *want[n].Destinations[r.IntN(k)]
+					changed.Weight++
+					want[n].Destinations[r.IntN(k)] = &changed
+				}
+				if sameDestinations(have[n].Destinations, want[n].Destinations) {
+					same++
+				}
+			}
+		}
+		full := mustGet(Diff(have, want))(t)
+		listed := mustGet((&differ{listed: true}).diff(have, want))(t)
+		if full.String() != listed.String() {
+			t.Fatalf("the changes are\n%s\nwithout the order\n%s", listed, full)
+		}
+	}
+	if same < 1000 {
+		t.Errorf("%d times nothing had to be matched: the test shows nothing", same)
 	}
 }

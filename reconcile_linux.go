@@ -172,7 +172,7 @@ func (r *Reconciler) makePlan(want []TableEntry, begun map[drainKey]struct{}) (*
 	}
 	p := &plan{drains: r.newDrainer(begun)}
 	p.drains.counted = counted
-	var d differ
+	d := differ{listed: true}
 	if r.Drain > 0 || r.DrainFor != nil {
 		d.drains = p.drains
 	}
