@@ -34,6 +34,7 @@ func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error
 	if err != nil {
 		return err
 	}
+	s.prepareDump()
 	for range dumpAttempts {
 		c.reset(guess)
 		err = i.execute(s, msg, i.answerTo(msg, c))

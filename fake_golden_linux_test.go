@@ -40,6 +40,7 @@ func TestFakeGolden(t *testing.T) {
 func fakeReplay(t *testing.T, f *Fake, recording []datagram, random bool) {
 	t.Helper()
 	s := f.open()
+	s.prepareDump()
 	var got, want [][]byte
 	for _, d := range recording {
 		if !d.sent {

@@ -26,8 +26,9 @@ const pollSlice = 20 * time.Millisecond
 // large as the largest buffer that the socket ever read with, up to 32 KiB, and
 // clears it first: for the few destinations of a service that costs more than
 // everything else. The small size is the least that the kernel makes with pages of
-// 4 KiB; where pages are larger, the buffer grows.
+// 4 KiB; where pages are larger, the buffer grows. Answers of one message need less.
 const (
+	firstBuffer = 1024
 	smallBuffer = 3776
 	largeBuffer = 32768
 )
@@ -275,7 +276,7 @@ func (s *socket) receiveUntil(deadline time.Time) ([]byte, error) {
 
 func (s *socket) read(fd int) ([]byte, error) {
 	if s.in == nil {
-		s.in = make([]byte, smallBuffer)
+		s.in = make([]byte, firstBuffer)
 	}
 	for {
 		n, from, err := s.recvmsg(fd, s.in)
@@ -295,6 +296,13 @@ func (s *socket) read(fd int) ([]byte, error) {
 			return nil, errTruncated
 		}
 		return s.in[:n], nil
+	}
+}
+
+// prepareDump makes room for the parts of a dump.
+func (s *socket) prepareDump() {
+	if len(s.in) < smallBuffer {
+		s.in = make([]byte, smallBuffer)
 	}
 }
 
