@@ -28,7 +28,33 @@ type fakeOperation struct {
 
 func (o fakeOperation) String() string { return fmt.Sprintf(o.format, o.args...) }
 
-type fakeRandom struct{ *rand.Rand }
+// fakeRandom makes random calls. It remembers what they were about, and comes back to it.
+type fakeRandom struct {
+	*rand.Rand
+	recent *[30]TableEntry // with one destination each
+}
+
+func newFakeRandom(seed uint64) fakeRandom {
+	return fakeRandom{rand.New(rand.NewPCG(seed, 1)), new([30]TableEntry)}
+}
+
+// place returns a service and a destination to make a call about, often ones that
+// were there before.
+func (r fakeRandom) place() (*Service, *Destination) {
+	e := &r.recent[r.IntN(len(r.recent))]
+	if e.Service == nil || r.rarely(5) {
+		s, d := r.identity(), r.destination()
+		for !r.rarely(4) && (d.Address.To4() == nil) != (s.Address.To4() == nil) { // mostly of one family
+			d = r.destination()
+		}
+		*e = TableEntry{s, []*Destination{d}}
+	}
+	s, d := *e.Service, r.destination()
+	if !r.rarely(8) {
+		d.Address, d.Port, d.AddressFamily = e.Destinations[0].Address, e.Destinations[0].Port, e.Destinations[0].AddressFamily
+	}
+	return &s, d
+}
 
 func oneOf[T any](r fakeRandom, from ...T) T { return from[r.IntN(len(from))] }
 
@@ -55,10 +81,10 @@ func (r fakeRandom) address() net.IP {
 }
 
 func (r fakeRandom) family() uint16 {
-	if r.rarely(30) {
-		return oneOf[uint16](r, 1, 99, math.MaxUint16)
+	if r.rarely(10) {
+		return oneOf[uint16](r, unix.AF_INET, unix.AF_INET6, 1, 99, math.MaxUint16)
 	}
-	return oneOf[uint16](r, 0, 0, 0, 0, unix.AF_INET, unix.AF_INET6)
+	return 0
 }
 
 func (r fakeRandom) identity() *Service {
@@ -67,7 +93,7 @@ func (r fakeRandom) identity() *Service {
 	switch {
 	case r.rarely(4):
 		s.FWMark = oneOf[uint32](r, 1, 2, 0x101, 0x80000000, math.MaxUint32)
-		s.AddressFamily = oneOf[uint16](r, unix.AF_INET, unix.AF_INET, unix.AF_INET6, 0, 99)
+		s.AddressFamily = oneOf[uint16](r, unix.AF_INET, unix.AF_INET, unix.AF_INET, unix.AF_INET6, unix.AF_INET6, unix.AF_INET6, 0, 99)
 	case r.rarely(20):
 		s.Protocol, s.Port = oneOf[uint16](r, 0, 1, 47, 255, 256+6, math.MaxUint16), math.MaxUint16
 	}
@@ -82,7 +108,7 @@ func (r fakeRandom) scheduler() string {
 }
 
 func (r fakeRandom) service() *Service {
-	s := r.identity()
+	s, _ := r.place()
 	s.SchedName = r.scheduler()
 	s.Flags = oneOf[uint32](r, 0, 0, ServiceFlagPersistent, ServiceFlagHashed, ServiceFlagOnePacket, ServiceFlagSched1|ServiceFlagSched2,
 		ServiceFlagSched3|ServiceFlagPersistent, 0x40, math.MaxUint32)
@@ -146,7 +172,7 @@ func (r fakeRandom) operation() fakeOperation {
 	change := func(s *Service, do func(*Handle) error, format string, args ...any) fakeOperation {
 		return op(s, func(i *Handle) (any, error) { return nil, do(i) }, format, args...)
 	}
-	s, d := r.identity(), r.destination()
+	s, d := r.place()
 	switch k := r.IntN(1000); {
 	case k < 160:
 		s := r.service()
@@ -154,7 +180,7 @@ func (r fakeRandom) operation() fakeOperation {
 	case k < 210:
 		s := r.service()
 		return change(s, func(i *Handle) error { return i.UpdateService(s) }, "UpdateService %+v", s)
-	case k < 260:
+	case k < 230:
 		return change(s, func(i *Handle) error { return i.DelService(s) }, "DelService %+v", s)
 	case k < 500:
 		return change(s, func(i *Handle) error { return i.NewDestination(s, d) }, "NewDestination %+v %+v", s, d)
@@ -182,17 +208,17 @@ func (r fakeRandom) operation() fakeOperation {
 		return change(s, func(i *Handle) error { return i.ZeroService(s) }, "ZeroService %+v", s)
 	case k < 772:
 		return change(nil, (*Handle).Flush, "Flush")
-	case k < 775:
+	case k < 782:
 		d := r.daemon()
 		return change(nil, func(i *Handle) error { return i.NewDaemon(d) }, "NewDaemon %+v", d)
-	case k < 780:
+	case k < 800:
 		state := oneOf(r, DaemonMaster, DaemonBackup, 0, 3, math.MaxUint32)
 		return change(nil, func(i *Handle) error { return i.DelDaemon(state) }, "DelDaemon %v", state)
-	case k < 785:
+	case k < 810:
 		return op(nil, func(i *Handle) (any, error) { return i.GetDaemons() }, "GetDaemons")
-	case k < 800:
+	case k < 820:
 		return op(s, func(i *Handle) (any, error) { return i.IsServicePresent(s), nil }, "IsServicePresent %+v", s)
-	case k < 805:
+	case k < 825:
 		want := r.table()
 		return op(nil, func(i *Handle) (any, error) { return (&Reconciler{Handle: i}).Reconcile(want) }, "Reconcile %d services", len(want))
 	}
@@ -215,7 +241,7 @@ func (r fakeRandom) table() (table []TableEntry) {
 func (r fakeRandom) batch() *Batch {
 	var b Batch
 	for range 1 + r.IntN(oneOf(r, 5, 50, 300)) {
-		switch s := r.identity(); r.IntN(6) {
+		switch s, d := r.place(); r.IntN(6) {
 		case 0:
 			b.NewService(r.service())
 		case 1:
@@ -223,11 +249,11 @@ func (r fakeRandom) batch() *Batch {
 		case 2:
 			b.DelService(s)
 		case 3:
-			b.NewDestination(s, r.destination())
+			b.NewDestination(s, d)
 		case 4:
-			b.UpdateDestination(s, r.destination())
+			b.UpdateDestination(s, d)
 		case 5:
-			b.DelDestination(s, r.destination())
+			b.DelDestination(s, d)
 		}
 	}
 	return &b
@@ -246,7 +272,17 @@ func (r fakeRandom) rawOperation() fakeOperation {
 	if cmd == cmdGetService || cmd == cmdGetDest || r.rarely(20) && cmd <= cmdFlush {
 		flags = oneOf[uint16](r, unix.NLM_F_ACK, unix.NLM_F_DUMP, unix.NLM_F_ROOT|unix.NLM_F_ACK, unix.NLM_F_MATCH|unix.NLM_F_ACK)
 	}
-	s, d := r.service(), r.destination()
+	s := r.service()
+	identity, d := r.place()
+	if cmd != cmdNewService && cmd != cmdSetService {
+		s = identity
+	}
+	if r.rarely(8) {
+		d.Address, d.AddressFamily = net.ParseIP(oneOf(r, oddAddresses...)), 0
+		if s.Address.To4() == nil {
+			d.AddressFamily = unix.AF_INET6 // the library makes none of these with an IPv4 address
+		}
+	}
 	if s.Address.To4() == nil {
 		s.AddressFamily = unix.AF_INET6
 	}
@@ -255,6 +291,17 @@ func (r fakeRandom) rawOperation() fakeOperation {
 		body, _ = fillDestination(body, d, cmd != cmdDelDest || r.rarely(2))
 	}
 	switch cmd {
+	case cmdNewService, cmdSetService: // flags that a mask chooses
+		mask := oneOf[uint32](r, 0, 1, 0x38, 0x3D, math.MaxUint32)
+		body = withAttr(body, cmdAttrService, svcAttrFlags, append(ne32(oneOf(r, 0, s.Flags, math.MaxUint32)), ne32(mask)...))
+		if r.rarely(8) {
+			name := append([]byte(oneOf(r, fakeSchedulers...)), make([]byte, 1+r.IntN(22))...)
+			body = withAttr(body, cmdAttrService, svcAttrSchedName, name)
+		}
+	case cmdNewDest, cmdSetDest:
+		if r.rarely(8) {
+			body = withAttr(body, cmdAttrDest, destAttrWeight, ne32(oneOf[uint32](r, 1<<31, math.MaxUint32)))
+		}
 	case cmdSetConfig:
 		body = nil
 		for typ := cmdAttrTimeoutTCP; typ <= cmdAttrTimeoutUDP; typ++ {
@@ -275,6 +322,18 @@ func (r fakeRandom) rawOperation() fakeOperation {
 		}))
 		return got, err
 	}}
+}
+
+// withAttr adds an attribute inside one of the first level, where it replaces any before it.
+func withAttr(body []byte, nest, typ uint16, value []byte) (out []byte) {
+	for a := (attributes{level: body}); a.next(); {
+		inner := a.value()
+		if a.typ == nest {
+			inner = slices.Concat(inner, attr(typ, value))
+		}
+		out = append(out, attr(a.typ, inner)...)
+	}
+	return out
 }
 
 // mutate changes an attribute, of the first level or inside one of it.
