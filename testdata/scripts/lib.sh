@@ -5,6 +5,9 @@ VM=$ROOT/testdata/vm/run
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/ipvs-test.XXXXXX")
 trap 'rm -rf "$WORK"' EXIT
 
+# KERNEL_TESTS matches the tests that need a kernel with IPVS; the others need no virtual machine.
+KERNEL_TESTS='Kernel|Module|NoLeak'
+
 say() { printf '\n== %s\n' "$*"; }
 
 # kernel_tests builds the test binary for the VM; with coverage, and static.
