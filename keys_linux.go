@@ -24,21 +24,28 @@ type destinationKey struct {
 	address      [net.IPv6len]byte
 }
 
-// keyOfService returns the key of a service that came from the kernel.
-func keyOfService(s *Service) serviceKey {
-	k := serviceKey{fwmark: s.FWMark, family: s.AddressFamily}
+// serviceKeyWith returns the key of s with the given family and address.
+func serviceKeyWith(s *Service, family uint16, address []byte) serviceKey {
+	k := serviceKey{fwmark: s.FWMark, family: family}
 	if s.FWMark == 0 {
 		k.protocol, k.port = s.Protocol, uint32(s.Port)
-		putAddress(&k.address, s.Address)
+		putAddress(&k.address, address)
 	}
 	return k
 }
 
+func destinationKeyWith(d *Destination, family uint16, address []byte) destinationKey {
+	k := destinationKey{family: family, port: d.Port}
+	putAddress(&k.address, address)
+	return k
+}
+
+// keyOfService returns the key of a service that came from the kernel.
+func keyOfService(s *Service) serviceKey { return serviceKeyWith(s, s.AddressFamily, s.Address) }
+
 // keyOfDestination returns the key of a destination that came from the kernel.
 func keyOfDestination(d *Destination) destinationKey {
-	k := destinationKey{family: d.AddressFamily, port: d.Port}
-	putAddress(&k.address, d.Address)
-	return k
+	return destinationKeyWith(d, d.AddressFamily, d.Address)
 }
 
 // sentServiceKey returns the key of s as it would be sent, or why it cannot be.
@@ -50,12 +57,7 @@ func sentServiceKey(s *Service) (serviceKey, error) {
 	if err != nil {
 		return serviceKey{}, err
 	}
-	k := serviceKey{fwmark: s.FWMark, family: family}
-	if s.FWMark == 0 {
-		k.protocol, k.port = s.Protocol, uint32(s.Port)
-		putAddress(&k.address, address)
-	}
-	return k, nil
+	return serviceKeyWith(s, family, address), nil
 }
 
 // sentDestinationKey returns the key of d as it would be sent, or why it cannot be.
@@ -67,9 +69,7 @@ func sentDestinationKey(d *Destination) (destinationKey, error) {
 	if err != nil {
 		return destinationKey{}, err
 	}
-	k := destinationKey{family: family, port: d.Port}
-	putAddress(&k.address, address)
-	return k, nil
+	return destinationKeyWith(d, family, address), nil
 }
 
 // putAddress copies an address of 4 or 16 bytes.
