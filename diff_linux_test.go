@@ -355,7 +355,7 @@ func TestDiffListed(t *testing.T) {
 		return tableFrom(data)
 	}
 	same := 0
-	for range 3000 {
+	for range 400 {
 		have, want := random(), random()
 		for n := range have { // as the kernel lists it
 			for m, d := range have[n].Destinations {
@@ -385,7 +385,7 @@ func TestDiffListed(t *testing.T) {
 			t.Fatalf("the changes are\n%s\nwithout the order\n%s", listed, full)
 		}
 	}
-	if same < 1000 {
+	if same < 100 {
 		t.Errorf("%d times nothing had to be matched: the test shows nothing", same)
 	}
 }
