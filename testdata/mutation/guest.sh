@@ -4,10 +4,10 @@
 # patterns of tests with the seconds they may take. Prints how each ended.
 set -f
 run() {
-	program=$1 limit=${3%%:*} tests=${3#*:}
-	IPVS_MUTANT=$2 timeout -s KILL $((limit + 20)) "/mutants/$program" -test.run "$tests" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
+	limit=${3%%:*}
+	IPVS_MUTANT=$2 timeout -s KILL $((limit + 20)) "/mutants/$1" -test.run "${3#*:}" -test.failfast -test.timeout "${limit}s" >/tmp/log 2>&1
 	status=$?
-	killall -q -9 "$program" exe
+	killall -q -9 "$1" exe
 	return $status
 }
 # failed prints which test failed, or did not end.

@@ -24,7 +24,8 @@ type mutant struct {
 	number   int // in the program of many mutants; 0 for those that need one of their own
 
 	noticed string // by what; "" as long as nothing did
-	ended   int    // how often a guest ended, or was spoilt, with it
+	ended   bool   // a guest ended with it
+	unclear bool   // a test fails with it, and then without it too
 }
 
 func (m *mutant) String() string {

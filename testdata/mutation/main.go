@@ -180,7 +180,11 @@ func tryAll(r *runner, mutants []*mutant, known equivalents, jobs int) (ok bool,
 	err = r.onKernels(forKernel, func(m *mutant) {
 		if m.noticed == "" {
 			survived++
-			fmt.Printf("--- FAIL: SURVIVED: %s\n", m)
+			if m.unclear {
+				fmt.Printf("--- FAIL: UNCLEAR: %s\n", m)
+			} else {
+				fmt.Printf("--- FAIL: SURVIVED: %s\n", m)
+			}
 			return
 		}
 		kernel++

@@ -240,6 +240,7 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 	}
 	done := map[*mutant]bool{}
 	var trying *mutant
+	ended := false // as the script means to
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		verb, rest, _ := strings.Cut(lines.Text(), " ")
 		name, by, _ := strings.Cut(rest, " ")
@@ -248,22 +249,30 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 		case "began":
 			trying = m
 		case "noticed":
-			m.noticed = by + ", kernel " + kernel
+			m.noticed, m.unclear = by+", kernel "+kernel, false
 			done[m], trying = true, nil
 		case "survived":
+			m.unclear = false
 			done[m], trying = true, nil
 		case "unclear":
 			fmt.Printf("(%s fails, and then without the mutant too: %s)\n", by, m)
+			if m.unclear {
+				done[m] = true // in a fresh guest, too
+			}
+			m.unclear, ended = true, true
+		case "finished":
+			ended = true
 		}
 	}
 	err = command.Wait()
-	if len(done) == 0 && trying == nil {
+	switch code := command.ProcessState.ExitCode(); {
+	case ended:
+	case trying == nil || code != 124 && code != 125:
 		return nil, fmt.Errorf("the virtual machine: %v\n%s", err, &stderr)
-	}
-	if trying != nil {
-		if trying.ended++; trying.ended == 2 {
-			trying.noticed, done[trying] = "the end of the guest", true
-		}
+	case trying.ended: // in a guest of its own, too
+		trying.noticed, done[trying] = "the end of the guest", true
+	default:
+		trying.ended = true
 	}
 	for _, m := range mutants {
 		if !done[m] {
