@@ -347,7 +347,7 @@ func TestKernelDrainWantedAgain(t *testing.T) {
 
 func init() {
 	// Reconciles, without A in the first service, until it is killed.
-	helpers["drain"] = func() error {
+	addHelper("drain", func() error {
 		i, err := NewAt(netns.NsHandle(3))
 		if err != nil {
 			return err
@@ -357,7 +357,7 @@ func init() {
 				return err
 			}
 		}
-	}
+	})
 }
 
 // A process begins to drain, and is killed; the next one, which remembers

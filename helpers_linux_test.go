@@ -366,6 +366,14 @@ const helperEnv = "IPVS_TEST_HELPER"
 
 var helpers = map[string]func() error{}
 
+// addHelper registers what a process does that a test starts as helper(name).
+func addHelper(name string, f func() error) {
+	if helpers[name] != nil {
+		panic("two helpers are called " + name)
+	}
+	helpers[name] = f
+}
+
 func TestMain(m *testing.M) {
 	if name := os.Getenv(helperEnv); name != "" {
 		if err := helpers[name](); err != nil {

@@ -57,7 +57,7 @@ func loadIPVS(t *testing.T) {
 
 func init() {
 	// Calls New each time a line comes in, and says how it ended.
-	helpers["new"] = func() error {
+	addHelper("new", func() error {
 		for {
 			var line string
 			if _, err := fmt.Scanln(&line); err != nil {
@@ -77,7 +77,7 @@ func init() {
 				fmt.Println(err)
 			}
 		}
-	}
+	})
 }
 
 // modprobe is missing in most containers. The kernel is

@@ -80,7 +80,7 @@ func TestKernelMainThreadStays(t *testing.T) {
 }
 
 func init() {
-	helpers["open-elsewhere"] = func() error {
+	addHelper("open-elsewhere", func() error {
 		runtime.UnlockOSThread() // which the tests' init locked
 		before, err := os.Readlink("/proc/self/ns/net")
 		if err != nil {
@@ -119,5 +119,5 @@ func init() {
 		}
 		os.Stdout.WriteString("stayed\n")
 		return nil
-	}
+	})
 }

@@ -347,6 +347,9 @@ func TestNotSupportedSaysWhy(t *testing.T) {
 	var log strings.Builder
 	logrus.SetOutput(&log)
 	defer logrus.SetOutput(os.Stderr)
+	formatter := logrus.StandardLogger().Formatter
+	logrus.SetFormatter(&logrus.TextFormatter{DisableColors: true})
+	defer logrus.SetFormatter(formatter)
 	warned.Store(false)
 	defer warned.Store(false)
 	reason := errors.New("modprobe ip_vs: exit status 1")

@@ -215,7 +215,7 @@ func killTables(seed uint64) (have, want []TableEntry) {
 }
 
 func init() {
-	helpers["kill"] = func() error {
+	addHelper("kill", func() error {
 		seed, err := strconv.ParseUint(os.Getenv("IPVS_TEST_SEED"), 10, 64)
 		if err != nil {
 			return err
@@ -234,9 +234,9 @@ func init() {
 			return err
 		}
 		return i.Do(b)
-	}
+	})
 
-	helpers["churn"] = func() error {
+	addHelper("churn", func() error {
 		i, err := NewAt(netns.NsHandle(3))
 		if err != nil {
 			return err
@@ -263,7 +263,7 @@ func init() {
 				return err
 			}
 		}
-	}
+	})
 }
 
 // A process is killed in the middle of Do and Reconcile: what is there is what
@@ -406,7 +406,7 @@ func TestKernelChurn(t *testing.T) {
 func init() {
 	// Calls everything that needs CAP_NET_ADMIN, in the way that the environment
 	// says, and prints what came of it.
-	helpers["unprivileged"] = func() error {
+	addHelper("unprivileged", func() error {
 		runtime.LockOSThread()
 		programs := 0
 		loadModule = func() error { programs++; return errors.New("not in this test") }
@@ -438,7 +438,7 @@ func init() {
 		}
 		fmt.Printf("%d programs\n", programs)
 		return nil
-	}
+	})
 }
 
 // dropNetAdmin takes CAP_NET_ADMIN from the calling thread.

@@ -120,7 +120,7 @@ func TestKernelSysctlReadOnly(t *testing.T) {
 }
 
 func init() {
-	helpers["read-only-proc"] = func() error {
+	addHelper("read-only-proc", func() error {
 		if err := firstError(unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""),
 			unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
 			return err
@@ -137,7 +137,7 @@ func init() {
 			return fmt.Errorf("%v, want EROFS", err)
 		}
 		return nil
-	}
+	})
 }
 
 // In its own namespace a process without privileges reads settings and counters;
@@ -146,7 +146,7 @@ func TestKernelBesideNetlinkUnprivileged(t *testing.T) {
 	_, ns := newKernelHandle(t)
 	file := os.NewFile(uintptr(mustGet(unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0))(t)), "ns")
 	defer file.Close()
-	c := helper("unprivileged")
+	c := helper("own-namespace")
 	c.ExtraFiles = []*os.File{file}
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
@@ -154,7 +154,7 @@ func TestKernelBesideNetlinkUnprivileged(t *testing.T) {
 }
 
 func init() {
-	helpers["unprivileged"] = func() error {
+	addHelper("own-namespace", func() error {
 		own, err := New("")
 		if err != nil {
 			return err
@@ -191,7 +191,7 @@ func init() {
 			}
 		}
 		return nil
-	}
+	})
 }
 
 // The totals are what /proc/net/ip_vs_stats says, and the sum over the services.
@@ -260,7 +260,7 @@ func TestKernelInNamespaceNeverMain(t *testing.T) {
 }
 
 func init() {
-	helpers["never-main"] = func() error {
+	addHelper("never-main", func() error {
 		// Unlike in the tests the main thread is free here, and on one processor the
 		// next goroutine often gets it.
 		runtime.UnlockOSThread()
@@ -280,7 +280,7 @@ func init() {
 			}
 		}
 		return nil
-	}
+	})
 }
 
 // A persistent client stays on a destination of weight 0, unless
