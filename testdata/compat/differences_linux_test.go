@@ -54,7 +54,7 @@ func knownDifferences() []*difference {
 	}, {
 		row: row{"a call after `Close`", "`use of closed file`", "an error that matches `ErrClosed` and `net.ErrClosed`"},
 		applies: func(op operation, o, c outcome) bool {
-			return op.closed && o.err != nil && errors.Is(c.err, checkout.ErrClosed) && errors.Is(c.err, net.ErrClosed)
+			return op.closed && (o.err != nil || o.panicked != nil) && errors.Is(c.err, checkout.ErrClosed) && errors.Is(c.err, net.ErrClosed)
 		},
 	}, {
 		row: row{"an address that is missing, or has neither 4 nor 16 bytes", "is sent", "an error"},

@@ -101,10 +101,14 @@ func convert[To, From any](from *From) *To {
 	return to
 }
 
+// convertAll leaves a nil slice nil, and an empty one empty.
 func convertAll[To, From any](from []*From) []*To {
-	var to []*To
-	for _, f := range from {
-		to = append(to, convert[To](f))
+	if from == nil {
+		return nil
+	}
+	to := make([]*To, len(from))
+	for i, f := range from {
+		to[i] = convert[To](f)
 	}
 	return to
 }
