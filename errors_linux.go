@@ -120,7 +120,7 @@ func (e *OpError) hint() string {
 	case e.Err == syscall.ENOENT && e.Service.PEName != "":
 		return fmt.Sprintf("the kernel has no scheduler %q or no persistence engine %q", e.Service.SchedName, e.Service.PEName)
 	case e.Err == syscall.ENOENT:
-		return fmt.Sprintf("the kernel has no scheduler %q: module ip_vs_%s", e.Service.SchedName, e.Service.SchedName)
+		return fmt.Sprintf("the kernel has no scheduler %q: module %s", e.Service.SchedName, oneWord("ip_vs_"+e.Service.SchedName))
 	case e.Err == syscall.ESRCH:
 		return "no such service"
 	case e.Err == syscall.EINVAL && onDestination && e.Destination.AddressFamily != e.Service.AddressFamily:

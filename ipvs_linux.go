@@ -450,7 +450,13 @@ func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
 	if err != nil {
 		return err
 	}
-	return i.execute(i.socket, msg, i.answerTo(msg, p))
+	for range dumpAttempts {
+		err = i.execute(i.socket, msg, i.answerTo(msg, p))
+		if err != errTruncated || p == nil { // a change is not made again
+			break
+		}
+	}
+	return err
 }
 
 // lock locks the handle for a call.

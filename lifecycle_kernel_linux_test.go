@@ -200,3 +200,29 @@ func TestKernelIPv6Netmask(t *testing.T) {
 		}
 	}
 }
+
+// What reads /proc says so too when the module is gone.
+func TestModuleProcWithoutIPVS(t *testing.T) {
+	needVM(t)
+	loadIPVS(t)
+	i, err := New("")
+	must(t, err)
+	defer i.Close()
+	if _, err := i.GetTotals(); err != nil {
+		t.Errorf("with the module: %v", err)
+	}
+	unloadIPVS(t)
+	defer loadIPVS(t)
+	var connectionsErr error
+	for _, err := range i.Connections() {
+		connectionsErr = err
+	}
+	for name, err := range map[string]error{
+		"GetTotals": second(i.GetTotals()), "GetSysctl": second(i.GetSysctl("expire_nodest_conn")),
+		"SetSysctl": i.SetSysctl("expire_nodest_conn", 1), "Connections": connectionsErr,
+	} {
+		if !errors.Is(err, ErrNotSupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

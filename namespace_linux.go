@@ -5,6 +5,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"strconv"
@@ -150,5 +151,8 @@ func openProc(s *socket, name string) (file *os.File, err error) {
 		file, err = os.Open("/proc/thread-self/net/" + name)
 		return err
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrNotSupported, err)
+	}
 	return file, err
 }

@@ -46,7 +46,7 @@ const (
 	unloadPoll = 10 * time.Millisecond
 	// familyAttempts is how often a request is sent if the family changes each time.
 	familyAttempts = 4
-	// dumpAttempts is how often a list is requested if the answer is not usable.
+	// dumpAttempts is how often data is requested if the answer is not usable.
 	dumpAttempts = 4
 )
 
@@ -373,7 +373,7 @@ func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 	msg := newGenlRequest(nil, nl.GENL_ID_CTRL, nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION, 0)
 	msg = appendString(msg, nl.GENL_CTRL_ATTR_FAMILY_NAME, genlName)
 	setLength(msg)
-	err = i.exchange(s, msg, &answer{parser: parserFunc(func(body []byte) error {
+	parse := parserFunc(func(body []byte) error {
 		a := attributes{level: body}
 		for a.next() {
 			if a.typ == nl.GENL_CTRL_ATTR_FAMILY_ID {
@@ -381,7 +381,12 @@ func (i *Handle) getIPVSFamily(s *socket) (family uint16, err error) {
 			}
 		}
 		return a.err
-	})})
+	})
+	for range dumpAttempts {
+		if err = i.exchange(s, msg, &answer{parser: parse}); err != errTruncated {
+			break
+		}
+	}
 	if err == nil && family < unix.NLMSG_MIN_TYPE {
 		err = fmt.Errorf("ipvs: malformed reply: %d as the family ID of IPVS", family)
 	}

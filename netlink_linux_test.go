@@ -397,3 +397,32 @@ func TestModprobe(t *testing.T) {
 		t.Errorf("not there: %v", err)
 	}
 }
+
+// An answer larger than the buffer is requested again, with a larger buffer; a
+// change is not.
+func TestAnswerLargerThanBuffer(t *testing.T) {
+	truncate := 2
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		replies := rightReplies(r)
+		if truncate > 0 {
+			truncate--
+			replies[0].truncated = true
+		}
+		return replies
+	})
+	if s, err := i.GetService(&someService); err != nil || s == nil || len(k.requests) != 3 {
+		t.Errorf("GetService: %v, %v after %d requests", s, err, len(k.requests))
+	}
+	if len(i.socket.in) != 4*firstBuffer {
+		t.Errorf("the buffer has %d bytes", len(i.socket.in))
+	}
+	truncate = 1
+	if err := i.setup(i.socket); err != nil || i.family != fakeFamily {
+		t.Errorf("setup: %v", err)
+	}
+	truncate = 1
+	sent := len(k.requests)
+	if err := i.NewService(&someService); err != errTruncated || len(k.requests) != sent+1 {
+		t.Errorf("NewService: %v after %d requests", err, len(k.requests)-sent)
+	}
+}

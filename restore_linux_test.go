@@ -315,6 +315,18 @@ func TestWriteTableErrors(t *testing.T) {
 		"tunnel type 2 with port 0 and flags 0x2": {tcp(udp), []*Destination{real8080(func(d *Destination) {
 			d.Port, d.ConnectionFlags, d.TunnelType, d.TunnelFlags = 80, ConnectionFlagTunnel, TunnelGRE, TunnelFlagRemoteChecksum
 		})}},
+		"the lower threshold 3 is above the upper one, 2": {tcp(udp), []*Destination{real8080(func(d *Destination) {
+			d.ConnectionFlags, d.UpperThreshold, d.LowerThreshold = 0, 2, 3
+		})}},
+		"-r 224.0.0.1:8080 of service -u 10.0.0.1:80: the kernel takes no address that is not unicast": {tcp(udp), []*Destination{real8080(func(d *Destination) {
+			d.ConnectionFlags, d.Address = 0, net.IPv4(224, 0, 0, 1)
+		})}},
+		"-r 0.0.0.0:8080 of service -u 10.0.0.1:80: the kernel takes no address that is not unicast": {tcp(udp), []*Destination{real8080(func(d *Destination) {
+			d.ConnectionFlags, d.Address = 0, net.IPv4zero
+		})}},
+		"only a tunnel reaches a destination of another address family": {tcp(udp), []*Destination{real8080(func(d *Destination) {
+			d.ConnectionFlags, d.AddressFamily, d.Address = 0, unix.AF_INET6, net.ParseIP("2001:db8::1")
+		})}},
 		"tunnel type 9": {tcp(udp), []*Destination{real8080(func(d *Destination) { d.Port, d.ConnectionFlags, d.TunnelType = 80, ConnectionFlagTunnel, 9 })}},
 	} {
 		good := tcp(func(s *Service) { s.Address = net.IP{10, 0, 0, 2} })

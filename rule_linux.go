@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule returns the service as ipvsadm -Sn writes it behind -A, such as
+// Rule returns the service as ipvsadm -Sn writes it after -A, such as
 // "-t 10.0.0.1:80 -s wrr -p 300".
 func (s *Service) Rule() string {
 	var b strings.Builder
 	b.WriteString(serviceName(s))
 	b.WriteString(" -s ")
-	b.WriteString(s.SchedName)
+	b.WriteString(oneWord(s.SchedName))
 	if s.Flags&ServiceFlagPersistent != 0 {
 		fmt.Fprintf(&b, " -p %d", s.Timeout)
 		b.WriteString(netmaskOption(s))
 	}
 	if s.PEName != "" {
-		b.WriteString(" --pe " + s.PEName)
+		b.WriteString(" --pe " + oneWord(s.PEName))
 	}
 	if s.Flags&ServiceFlagOnePacket != 0 {
 		b.WriteString(" -o")
@@ -33,6 +33,15 @@ func (s *Service) Rule() string {
 		b.WriteString(" -b " + strings.Join(flags, ","))
 	}
 	return b.String()
+}
+
+// oneWord returns a name as it is if it is a single word of printable ASCII, and quoted
+// otherwise, so that no name looks like an option or ends the line.
+func oneWord(name string) string {
+	if strings.HasPrefix(name, "-") || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 // serviceName returns what identifies the service, such as "-t 10.0.0.1:80".
@@ -110,7 +119,7 @@ func schedulerFlags(s *Service) (names []string) {
 	return names
 }
 
-// Rule returns the destination as ipvsadm -Sn writes it behind -a and its
+// Rule returns the destination as ipvsadm -Sn writes it after -a and its
 // service, such as "-r 10.1.0.1:8080 -m -w 1". The thresholds, which ipvsadm
 // takes but does not write, follow as -x and -y where they are set.
 func (d *Destination) Rule() string {

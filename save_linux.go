@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +31,9 @@ const maxSavedTimeout = 31 * 24 * 60 * 60
 //   - forwarding methods other than masquerading, tunnel and direct routing
 //   - a destination that is not masqueraded and has another port than its service,
 //     unless that is a firewall-mark service
-//   - thresholds above 2^31-1
+//   - a destination of another address family than its service without a tunnel
+//   - a destination whose address is not a unicast one
+//   - thresholds above 2^31-1, or a lower one above the upper one
 //   - tunnel settings that the tunnel's type does not use, or tunnel settings without a
 //     tunnel
 //
@@ -121,10 +122,15 @@ func checkSavedService(s *Service) error {
 
 // checkSavedName reports names that ipvsadm -R would not read as one word.
 func checkSavedName(what, name string, maxLen int) error {
-	if strings.HasPrefix(name, "-") || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+	if oneWord(name) != name {
 		return fmt.Errorf("%s %q is not a word for ipvsadm", what, name)
 	}
 	return checkName(what, name, maxLen)
+}
+
+func isIPv6Destination(d *Destination) bool {
+	family, _, err := familyOf(d.AddressFamily, d.Address, "destination")
+	return err == nil && family == unix.AF_INET6
 }
 
 // checkSavedDestination reports what of d ipvsadm -R cannot restore.
@@ -139,6 +145,12 @@ func checkSavedDestination(s *Service, d *Destination) error {
 		return fmt.Errorf("weight %d is not in 0..%d", d.Weight, math.MaxInt32)
 	case d.UpperThreshold > math.MaxInt32 || d.LowerThreshold > math.MaxInt32:
 		return fmt.Errorf("ipvsadm takes thresholds up to %d, not %d and %d", math.MaxInt32, d.UpperThreshold, d.LowerThreshold)
+	case d.LowerThreshold > d.UpperThreshold:
+		return fmt.Errorf("the lower threshold %d is above the upper one, %d", d.LowerThreshold, d.UpperThreshold)
+	case !d.Address.IsGlobalUnicast() && !d.Address.IsLoopback() && !d.Address.IsLinkLocalUnicast():
+		return fmt.Errorf("the kernel takes no address that is not unicast")
+	case method != ConnectionFlagTunnel && isIPv6Service(s) != isIPv6Destination(d):
+		return errors.New("only a tunnel reaches a destination of another address family")
 	}
 	flags := d.TunnelFlags
 	var fits bool

@@ -55,7 +55,7 @@ func (i *Handle) GetSysctl(name string) (value int, err error) {
 // refuses few: most settings accept any 32-bit number.
 func (i *Handle) SetSysctl(name string, value int) error {
 	if value < math.MinInt32 || value > math.MaxInt32 {
-		return fmt.Errorf("ipvs: setting net.ipv4.vs.%s: %d has more than 32 bits: %w", name, value, unix.EINVAL)
+		return fmt.Errorf("ipvs: setting net.ipv4.vs.%q: %d has more than 32 bits: %w", name, value, unix.EINVAL)
 	}
 	return i.sysctl("setting", name, func(path string) error {
 		if _, err := readSysctl(path); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -79,11 +79,20 @@ func (i *Handle) sysctl(doing, name string, f func(path string) error) error {
 	if i == nil || i.socket == nil || i.closed.Load() {
 		return ErrClosed
 	}
-	err := inNamespaceOf(i.socket, func() error { return f(sysctlDir + name) })
+	err := inNamespaceOf(i.socket, func() error {
+		err := f(sysctlDir + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, dirErr := os.Stat(sysctlDir); dirErr != nil {
+				return fmt.Errorf("%w: %w", ErrNotSupported, err)
+			}
+		}
+		return err
+	})
 	hint := ""
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, ErrNotSupported):
 	case errors.Is(err, fs.ErrNotExist):
 		hint = " (this kernel has no such setting, or hides it from this network namespace)"
 	case errors.Is(err, unix.EROFS):
