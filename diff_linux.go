@@ -19,7 +19,7 @@ type TableEntry struct {
 //
 // It reads one service after the other, so the table is not a snapshot: as with
 // GetServices, others may change it meanwhile. A service that is deleted before its
-// destinations are read comes with none.
+// destinations are read is listed without destinations.
 func (i *Handle) GetTable() ([]TableEntry, error) {
 	return i.getTable(func(*Service) bool { return true })
 }

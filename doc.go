@@ -45,7 +45,7 @@
 // [BatchError], together with the change. [ErrNotSupported] reports that the kernel
 // has no IPVS, and [ErrClosed] that the handle is closed. An error that matches
 // [os.ErrDeadlineExceeded] reports that the kernel did not reply in time, and one that
-// matches ENOBUFS that a reply was lost; in both cases the outcome of the call is
+// matches ENOBUFS that a reply was lost. After either, the outcome of the call is
 // unknown.
 //
 // # Concurrency

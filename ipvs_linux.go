@@ -142,7 +142,7 @@ type Destination struct {
 
 	// UpperThreshold is the number of connections above which the real server gets
 	// no new ones, and LowerThreshold the number below which it gets new ones again.
-	// 0 means no threshold. Newer kernels (6.1) accept at most 2^31-1
+	// 0 means no threshold; a lower threshold needs an upper one at least as high. Newer kernels (6.1) accept at most 2^31-1
 	// (IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH).
 	UpperThreshold uint32
 	LowerThreshold uint32

@@ -29,6 +29,8 @@ type Reconciler struct {
 	// If Owned is nil, all services of the network namespace are the caller's: Reconcile
 	// deletes every service that is not wanted, whoever made it.
 	//
+	// Owned must not change the service that it is given, nor use the Reconciler.
+	//
 	// Destinations that drain when Owned no longer covers their service are left at
 	// weight 0.
 	Owned func(*Service) bool
@@ -101,7 +103,7 @@ func (c Changes) Total() int {
 }
 
 // Plan returns the changes that Reconcile would make now, and makes none. Printed, it
-// is a list of ipvsadm's commands. Entries that Reconcile would report as errors are
+// is in ipvsadm's notation. Entries that Reconcile would report as errors are
 // changes with an Err, see Batch.All.
 func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 	r.mu.Lock()
@@ -119,11 +121,13 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 // an entry that is missing from them is dealt with by the next call.
 //
 // If changes fail, the others are made all the same, and the error is a *BatchError of
-// those that failed or were not sent; the number of each is that in the last plan. A
+// those that failed or were not sent; Index is its position in the last plan. A
 // change that fails only because another did, such as a destination of a service that
 // could not be made, is not in it. An entry of want that cannot be sent, is wanted
 // twice or is not owned is in it too, see Diff: it harms only itself, and what the
-// kernel has in its place stays as it is.
+// kernel has in its place stays as it is. An entry that is nil or has no address cannot
+// be matched with what the kernel has: the service or destination that it was meant to
+// be counts as not wanted.
 //
 // While the kernel changes a service's scheduler it has none for some milliseconds, in
 // which it refuses new clients; nothing can be done about that.
