@@ -14,9 +14,8 @@ import (
 // numberVariable is the environment variable that chooses the mutant.
 const numberVariable = "IPVS_MUTANT"
 
-// chooser is one more file of the library.
-const chooser = `package ipvs
-
+// chooser comes behind doc.go, which has no code of its own.
+const chooser = `
 import (
 	"os"
 	"strconv"
@@ -58,7 +57,7 @@ func (l *library) combine(mutants []*mutant) map[string][]byte {
 		broken := apply(source, edit{name, nameEnd, fmt.Sprint("mutant", n)}, m.edit)
 		copies[m.file] += "\n" + string(broken[from:]) + "\n"
 	}
-	files := map[string][]byte{"mutant_number_linux.go": []byte(chooser)}
+	files := map[string][]byte{"doc.go": append(slices.Clone(l.sources["doc.go"]), chooser...)}
 	for name, edits := range choices {
 		slices.SortStableFunc(edits, func(a, b edit) int { return a.from - b.from })
 		files[name] = append(apply(l.sources[name], edits...), copies[name]...)
