@@ -60,8 +60,7 @@ func TestParseConnectionsErrors(t *testing.T) {
 // In the socket's own namespace what is called says how it ended, with privileges
 // and without.
 func TestInNamespaceOfOwn(t *testing.T) {
-	s, err := openSocket()
-	must(t, err)
+	s := netlinkSocket(t)
 	defer s.close()
 	broken := errors.New("broken")
 	check := func(doing string) {

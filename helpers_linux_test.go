@@ -455,3 +455,15 @@ var (
 	someService     = Service{Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}
 	someDestination = Destination{Address: net.IP{10, 0, 0, 2}, Port: 8080, Weight: 1}
 )
+
+// netlinkSocket opens a netlink socket, which emulators of other processors have
+// not.
+func netlinkSocket(t *testing.T) *socket {
+	t.Helper()
+	s, err := openSocket()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		t.Skip("SKIP: needs generic netlink: ", err)
+	}
+	must(t, err)
+	return s
+}

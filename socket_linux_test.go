@@ -183,10 +183,8 @@ func TestDroppedHandlesAreClosed(t *testing.T) {
 	const handles = 200
 	func() {
 		for range handles {
-			s, err := openSocket()
-			must(t, err)
-			bulk, err := openSocket()
-			must(t, err)
+			s := netlinkSocket(t)
+			bulk := netlinkSocket(t)
 			i := &Handle{socket: s}
 			i.closeWithHandle(s)
 			i.bulk.Store(bulk)
@@ -259,8 +257,7 @@ func TestListAfterAbandonedList(t *testing.T) {
 // A second socket that could not be opened is tried again for the next long list.
 func TestBulkSocketTriedAgain(t *testing.T) {
 	i := new(Handle)
-	s, err := openSocket()
-	must(t, err)
+	s := netlinkSocket(t)
 	i.socket = s
 	defer i.Close()
 	var limit, none unix.Rlimit
@@ -304,8 +301,7 @@ func TestClosedSocket(t *testing.T) {
 
 // The sizes of the two buffers are not taken for each other.
 func TestSocketBuffers(t *testing.T) {
-	s, err := openSocket()
-	must(t, err)
+	s := netlinkSocket(t)
 	defer s.close()
 	must(t, s.withFD(func(fd int) error {
 		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 20000), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 30000))
@@ -318,8 +314,7 @@ func TestSocketBuffers(t *testing.T) {
 
 // The options for error texts are set, and once is enough.
 func TestWantErrorText(t *testing.T) {
-	s, err := openSocket()
-	must(t, err)
+	s := netlinkSocket(t)
 	defer s.close()
 	must(t, s.wantErrorText())
 	if !s.errorText {
