@@ -101,3 +101,19 @@ func TestInNamespaceOfOwn(t *testing.T) {
 		t.Error("a closed socket is taken for one of this namespace")
 	}
 }
+
+// A handle that is closed while the socket for getsockopt is opened leaves none open.
+func TestQuickReadClosedMeanwhile(t *testing.T) {
+	s, err := openSocket()
+	must(t, err)
+	defer s.close()
+	i := &Handle{socket: s, kernel: true}
+	r := &optReader{getsockopt: func(int, int, []byte) error { return nil }}
+	i.closed.Store(true)
+	if table := r.open(i, 1); table != nil {
+		t.Error("a closed handle reads")
+	}
+	if opened := r.socket.Load(); opened == nil || !opened.closed.Load() {
+		t.Error("the socket stays open")
+	}
+}

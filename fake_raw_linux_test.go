@@ -1,0 +1,204 @@
+package ipvs
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"net"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// rawRequest is a request that the library itself would not make, and how the
+// kernel ends it.
+type rawRequest struct {
+	name  string
+	cmd   uint8
+	attrs []byte
+	want  syscall.Errno
+}
+
+// rawRequests are for a table with the service of rawService.
+func rawRequests() (all []rawRequest) {
+	add := func(name string, want syscall.Errno, cmd uint8, attrs ...[]byte) {
+		all = append(all, rawRequest{name, cmd, bytes.Join(attrs, nil), want})
+	}
+	text := func(s string) []byte { return append([]byte(s), 0) }
+	type attrs = map[uint16][]byte
+	nest := func(typ, last uint16, a attrs) []byte {
+		var b []byte
+		for t := range last + 1 {
+			if value, ok := a[t]; ok {
+				b = append(b, attr(t, value)...)
+			}
+		}
+		return attr(typ|nestedFlag, b)
+	}
+	service := func(port uint16, change func(a attrs)) []byte {
+		a := attrs{
+			svcAttrAddressFamily: ne16(unix.AF_INET), svcAttrProtocol: ne16(unix.IPPROTO_TCP),
+			svcAttrAddress: {10, 9, 0, 1}, svcAttrPort: be16(port),
+			svcAttrSchedName: text("rr"), svcAttrFlags: append(ne32(0), ne32(math.MaxUint32)...),
+			svcAttrTimeout: ne32(0), svcAttrNetmask: ne32(math.MaxUint32),
+		}
+		change(a)
+		return nest(cmdAttrService, svcAttrPEName, a)
+	}
+	same := func(attrs) {}
+	for n, missing := range []uint16{svcAttrAddressFamily, svcAttrProtocol, svcAttrAddress, svcAttrPort, svcAttrSchedName, svcAttrFlags, svcAttrTimeout, svcAttrNetmask} {
+		names := []string{"family", "protocol", "address", "port", "scheduler", "flags", "timeout", "netmask"}
+		add("a service without "+names[n], syscall.EINVAL, cmdNewService, service(100, func(a attrs) { delete(a, missing) }))
+		want := syscall.EINVAL
+		if missing == svcAttrAddress || missing == svcAttrFlags { // of any length up to their own
+			want = 0
+		}
+		add("a service with an empty "+names[n], want, cmdNewService, service(101, func(a attrs) { a[missing] = nil }))
+	}
+	add("no service at all", syscall.EINVAL, cmdNewService)
+	add("a command that there is not", syscall.EOPNOTSUPP, 99)
+	add("a command of replies", syscall.EOPNOTSUPP, cmdSetInfo)
+	for size, want := range map[int]syscall.Errno{14: syscall.ENOENT, 15: syscall.ENOENT, 16: syscall.EINVAL} {
+		add("a scheduler's name of "+string(rune('0'+size/10))+string(rune('0'+size%10)), want, cmdNewService,
+			service(102, func(a attrs) { a[svcAttrSchedName] = text(string(bytes.Repeat([]byte("x"), size))) }))
+	}
+	mark := func(a attrs) {
+		delete(a, svcAttrProtocol)
+		delete(a, svcAttrAddress)
+		delete(a, svcAttrPort)
+		a[svcAttrFWMark] = ne32(7)
+	}
+	add("a firewall mark", 0, cmdNewService, service(0, mark))
+	for _, netmask := range []struct {
+		value uint32
+		want  syscall.Errno
+	}{{0, syscall.EINVAL}, {129, syscall.EINVAL}, {1, 0}, {128, syscall.EEXIST}} {
+		add("an IPv6 netmask", netmask.want, cmdNewService, service(103, func(a attrs) {
+			a[svcAttrAddressFamily], a[svcAttrAddress], a[svcAttrNetmask] = ne16(unix.AF_INET6), net.ParseIP("2001:db8::9"), ne32(netmask.value)
+		}))
+	}
+
+	destination := func(port uint16, change func(a attrs)) []byte {
+		a := attrs{
+			destAttrAddress: {10, 9, 1, 1}, destAttrPort: be16(port), destAttrForwardingMethod: ne32(ConnectionFlagMasq), destAttrWeight: ne32(1),
+			destAttrUpperThreshold: ne32(0), destAttrLowerThreshold: ne32(0), destAttrAddressFamily: ne16(unix.AF_INET),
+		}
+		change(a)
+		return nest(cmdAttrDest, destAttrTunnelFlags, a)
+	}
+	there := service(80, same)
+	for n, missing := range []uint16{destAttrAddress, destAttrPort, destAttrForwardingMethod, destAttrWeight, destAttrUpperThreshold, destAttrLowerThreshold} {
+		names := []string{"address", "port", "method", "weight", "upper threshold", "lower threshold"}
+		add("a destination without "+names[n], syscall.EINVAL, cmdNewDest, there, destination(100, func(a attrs) { delete(a, missing) }))
+	}
+	add("a destination without a family", 0, cmdNewDest, there, destination(101, func(a attrs) { delete(a, destAttrAddressFamily) }))
+	add("a destination of an IPv4 address and more", syscall.EEXIST, cmdNewDest, there, destination(101, func(a attrs) {
+		a[destAttrAddress] = append([]byte{10, 9, 1, 1}, bytes.Repeat([]byte{9}, 12)...)
+	}))
+	for _, threshold := range []struct {
+		upper, lower uint32
+		want         syscall.Errno
+	}{{math.MaxInt32, 0, 0}, {math.MaxInt32 + 1, 0, syscall.EINVAL}, {5, 5, syscall.EEXIST}, {5, 6, syscall.ERANGE}} {
+		add("thresholds", threshold.want, cmdNewDest, there, destination(102, func(a attrs) {
+			a[destAttrUpperThreshold], a[destAttrLowerThreshold] = ne32(threshold.upper), ne32(threshold.lower)
+		}))
+	}
+	add("a short count of persistent connections", syscall.EINVAL, cmdNewDest, there, destination(103, func(a attrs) { a[destAttrPersistentConnections] = ne16(1) }))
+	add("a GUE tunnel without a port", syscall.EINVAL, cmdNewDest, there, destination(104, func(a attrs) {
+		a[destAttrForwardingMethod], a[destAttrTunnelType], a[destAttrTunnelPort], a[destAttrTunnelFlags] = ne32(ConnectionFlagTunnel), []byte{TunnelGUE}, be16(0), ne16(0)
+	}))
+
+	config := func(seconds uint32) []byte { return attr(cmdAttrTimeoutTCP, ne32(seconds)) }
+	add("the longest timeout", 0, cmdSetConfig, config(math.MaxInt32/250))
+	add("a longer timeout", syscall.EINVAL, cmdSetConfig, config(math.MaxInt32/250+1))
+
+	daemon := func(change func(a attrs)) []byte {
+		a := attrs{daemonAttrState: ne32(uint32(DaemonMaster)), daemonAttrInterface: text("lo"), daemonAttrSyncID: ne32(1)}
+		change(a)
+		return nest(cmdAttrDaemon, daemonAttrTTL, a)
+	}
+	for n, missing := range []uint16{daemonAttrState, daemonAttrInterface, daemonAttrSyncID} {
+		add("a daemon without "+[]string{"state", "interface", "id"}[n], syscall.EINVAL, cmdNewDaemon, daemon(func(a attrs) { delete(a, missing) }))
+	}
+	add("a daemon of no interface", syscall.ENODEV, cmdNewDaemon, daemon(func(a attrs) { a[daemonAttrInterface] = text("") }))
+	for group, want := range map[[4]byte]syscall.Errno{{10, 0, 0, 1}: syscall.EINVAL, {240, 0, 0, 1}: syscall.EINVAL} {
+		add("a daemon of no multicast group", want, cmdNewDaemon, daemon(func(a attrs) { a[daemonAttrGroup] = group[:] }))
+	}
+	add("a daemon of no IPv6 multicast group", syscall.EINVAL, cmdNewDaemon, daemon(func(a attrs) { a[daemonAttrGroup6] = net.ParseIP("fe80::1") }))
+	add("a short IPv6 multicast group", syscall.EINVAL, cmdNewDaemon, daemon(func(a attrs) { a[daemonAttrGroup6] = net.ParseIP("ff02::1")[:15] }))
+	return all
+}
+
+// checkRaw sends the requests, and compares how they end.
+func checkRaw(t *testing.T, i *Handle) {
+	t.Helper()
+	must(t, i.NewService(&Service{Address: net.IPv4(10, 9, 0, 1), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}))
+	for _, r := range rawRequests() {
+		err := i.call(r.cmd, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return append(b, r.attrs...), nil }, nil)
+		var want error
+		if r.want != 0 {
+			want = r.want
+		}
+		if err != want {
+			t.Errorf("%s: %v, want %v", r.name, err, want)
+		}
+	}
+}
+
+// The Fake ends requests that the library does not make as the kernel does.
+func TestFakeRaw(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	checkRaw(t, i)
+}
+
+// The kernel ends them so.
+func TestKernelFakeRaw(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	checkRaw(t, i)
+}
+
+// The number of connections is one of 31 bits.
+func TestFakeConnectionsRange(t *testing.T) {
+	f := NewFake()
+	i := f.Handle()
+	defer i.Close()
+	s, d := ipv4Service(1), ipv4Destination(1)
+	must(t, i.NewService(s))
+	must(t, i.NewDestination(s, d))
+	must(t, f.SetConnections(s, d, math.MaxInt32, 0, math.MaxInt32))
+	more := math.MaxInt32
+	more++ // negative where an int has 32 bits
+	for _, n := range [][3]int{{more, 0, 0}, {0, more, 0}, {0, 0, more}, {-1, 0, 0}} {
+		if err := f.SetConnections(s, d, n[0], n[1], n[2]); !errors.Is(err, syscall.ERANGE) {
+			t.Errorf("%v: %v", n, err)
+		}
+	}
+	got := mustGet(i.GetDestinations(s))(t)
+	if len(got) != 1 || got[0].ActiveConnections != math.MaxInt32 || got[0].InactiveConnections != 0 || got[0].PersistentConnections != math.MaxInt32 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// While a service has a destination of another family no daemon starts.
+func TestFakeDaemonAndMixedFamilies(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	s := ipv4Service(1)
+	d := &Destination{Address: net.ParseIP("2001:db8::1"), Port: 80, Weight: 1, ConnectionFlags: ConnectionFlagTunnel}
+	daemon := &Daemon{State: DaemonMaster, MulticastInterface: "lo"}
+	must(t, i.NewService(s))
+	for range 2 {
+		must(t, i.NewDestination(s, d))
+		if err := i.NewDaemon(daemon); err != syscall.EINVAL {
+			t.Errorf("with such a destination: %v", err)
+		}
+		must(t, i.DelDestination(s, d))
+		must(t, i.NewDaemon(daemon))
+		if err := i.NewDestination(s, d); err != syscall.EINVAL {
+			t.Errorf("with a daemon: %v", err)
+		}
+		must(t, i.DelDaemon(DaemonMaster))
+	}
+}
