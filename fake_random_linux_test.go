@@ -31,18 +31,18 @@ func (o fakeOperation) String() string { return fmt.Sprintf(o.format, o.args...)
 // fakeRandom makes random calls. It remembers what they were about, and comes back to it.
 type fakeRandom struct {
 	*rand.Rand
-	recent *[30]TableEntry // with one destination each
+	recent *[60]TableEntry // with one destination each
 }
 
 func newFakeRandom(seed uint64) fakeRandom {
-	return fakeRandom{rand.New(rand.NewPCG(seed, 1)), new([30]TableEntry)}
+	return fakeRandom{rand.New(rand.NewPCG(seed, 1)), new([60]TableEntry)}
 }
 
 // place returns a service and a destination to make a call about, often ones that
 // were there before.
 func (r fakeRandom) place() (*Service, *Destination) {
 	e := &r.recent[r.IntN(len(r.recent))]
-	if e.Service == nil || r.rarely(5) {
+	if e.Service == nil || r.rarely(40) {
 		s, d := r.identity(), r.destination()
 		for !r.rarely(4) && (d.Address.To4() == nil) != (s.Address.To4() == nil) { // mostly of one family
 			d = r.destination()
@@ -210,7 +210,11 @@ func (r fakeRandom) operation() fakeOperation {
 		return change(nil, (*Handle).Flush, "Flush")
 	case k < 782:
 		d := r.daemon()
-		return change(nil, func(i *Handle) error { return i.NewDaemon(d) }, "NewDaemon %+v", d)
+		return op(nil, func(i *Handle) (any, error) {
+			err := i.NewDaemon(d)
+			daemons, listErr := i.GetDaemons()
+			return daemons, firstError(err, listErr)
+		}, "NewDaemon and GetDaemons %+v", d)
 	case k < 800:
 		state := oneOf(r, DaemonMaster, DaemonBackup, 0, 3, math.MaxUint32)
 		return change(nil, func(i *Handle) error { return i.DelDaemon(state) }, "DelDaemon %v", state)
@@ -218,7 +222,7 @@ func (r fakeRandom) operation() fakeOperation {
 		return op(nil, func(i *Handle) (any, error) { return i.GetDaemons() }, "GetDaemons")
 	case k < 820:
 		return op(s, func(i *Handle) (any, error) { return i.IsServicePresent(s), nil }, "IsServicePresent %+v", s)
-	case k < 825:
+	case k < 822:
 		want := r.table()
 		return op(nil, func(i *Handle) (any, error) { return (&Reconciler{Handle: i}).Reconcile(want) }, "Reconcile %d services", len(want))
 	}
@@ -262,8 +266,8 @@ func (r fakeRandom) batch() *Batch {
 // rawOperation returns a request that the library does not send: with attributes that
 // are missing, unknown, cut, too long or there twice, and with commands that there are not.
 func (r fakeRandom) rawOperation() fakeOperation {
-	cmd := oneOf(r, cmdNewService, cmdNewService, cmdSetService, cmdDelService, cmdNewDest, cmdNewDest, cmdNewDest, cmdSetDest,
-		cmdDelDest, cmdZero, cmdGetService, cmdGetDest, cmdSetConfig, cmdDelDaemon)
+	cmd := oneOf(r, cmdNewService, cmdNewService, cmdSetService, cmdSetService, cmdDelService, cmdNewDest, cmdNewDest, cmdSetDest,
+		cmdSetDest, cmdDelDest, cmdZero, cmdGetService, cmdGetDest, cmdSetConfig, cmdDelDaemon)
 	if r.rarely(20) {
 		cmd = oneOf(r, cmdUnspec, cmdSetInfo, cmdFlush+1, uint8(math.MaxUint8), cmdGetDaemon, cmdGetConfig, cmdGetInfo)
 	}
@@ -277,8 +281,8 @@ func (r fakeRandom) rawOperation() fakeOperation {
 	if cmd != cmdNewService && cmd != cmdSetService {
 		s = identity
 	}
-	if r.rarely(8) {
-		d.Address, d.AddressFamily = net.ParseIP(oneOf(r, oddAddresses...)), 0
+	if r.rarely(2) {
+		d.Address, d.AddressFamily = net.ParseIP(oneOf(r, oneOf(r, oddAddresses...), "::ffff:10.0.0.1")), 0
 		if s.Address.To4() == nil {
 			d.AddressFamily = unix.AF_INET6 // the library makes none of these with an IPv4 address
 		}
@@ -286,12 +290,15 @@ func (r fakeRandom) rawOperation() fakeOperation {
 	if s.Address.To4() == nil {
 		s.AddressFamily = unix.AF_INET6
 	}
+	netmask := s.Netmask // the library checks it
+	s.Netmask = 1
 	body, _ := fillService(nil, s, r.rarely(2) || cmd == cmdNewService || cmd == cmdSetService)
 	if cmd >= cmdNewDest && cmd <= cmdDelDest {
 		body, _ = fillDestination(body, d, cmd != cmdDelDest || r.rarely(2))
 	}
 	switch cmd {
 	case cmdNewService, cmdSetService: // flags that a mask chooses
+		body = withAttr(body, cmdAttrService, svcAttrNetmask, ne32(oneOf(r, netmask, 0, 128, 129)))
 		mask := oneOf[uint32](r, 0, 1, 0x38, 0x3D, math.MaxUint32)
 		body = withAttr(body, cmdAttrService, svcAttrFlags, append(ne32(oneOf(r, 0, s.Flags, math.MaxUint32)), ne32(mask)...))
 		if r.rarely(8) {
@@ -299,7 +306,7 @@ func (r fakeRandom) rawOperation() fakeOperation {
 			body = withAttr(body, cmdAttrService, svcAttrSchedName, name)
 		}
 	case cmdNewDest, cmdSetDest:
-		if r.rarely(8) {
+		if r.rarely(2) {
 			body = withAttr(body, cmdAttrDest, destAttrWeight, ne32(oneOf[uint32](r, 1<<31, math.MaxUint32)))
 		}
 	case cmdSetConfig:
@@ -310,7 +317,7 @@ func (r fakeRandom) rawOperation() fakeOperation {
 	case cmdDelDaemon:
 		body = attr(cmdAttrDaemon, attr(daemonAttrState, ne32(oneOf[uint32](r, 0, 3, 4, math.MaxUint32))))
 	}
-	for range r.IntN(3) {
+	for range oneOf(r, 0, 0, 1, 2) {
 		body = r.mutate(body, r.rarely(6))
 	}
 	fill := func(b []byte) ([]byte, error) { return append(b, body...), nil }
