@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -199,5 +200,21 @@ func TestDiffBadDestinationOfBadService(t *testing.T) {
 	if err := i.Do(b); !errors.As(err, &failed) || len(failed.Errors) != 2 || len(k.requests) != 0 ||
 		failed.Errors[1].Destination == nil || !strings.Contains(failed.Errors[1].Error(), "is not of its address family") {
 		t.Errorf("%d requests, %v", len(k.requests), err)
+	}
+}
+
+// So it does on a handle that is closed while it waits for another call.
+func TestDoClosedMeanwhile(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	var b Batch
+	b.NewService(ipv4Service(1))
+	i.mu.Lock()
+	done := make(chan error, 1)
+	go func() { done <- i.Do(&b) }()
+	time.Sleep(50 * time.Millisecond) // until it waits; if it does not yet, it ends the same
+	i.Close()
+	i.mu.Unlock()
+	if err := <-done; err != ErrClosed || len(k.requests) != 0 {
+		t.Errorf("%v, %d requests", err, len(k.requests))
 	}
 }

@@ -117,3 +117,62 @@ func TestQuickReadClosedMeanwhile(t *testing.T) {
 		t.Error("the socket stays open")
 	}
 }
+
+// What is called in another namespace runs there, says how it ended, and leaves
+// no thread behind.
+func TestInNamespaceOfAnother(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root, to make a network namespace")
+	}
+	ns := newNamespace(t)
+	broken := errors.New("broken")
+	var there string
+	visitThere := func() error {
+		there, _ = os.Readlink("/proc/thread-self/ns/net")
+		return broken
+	}
+	if err := inNamespace(ns, visitThere); err != broken || there == "" || there == homeNamespace {
+		t.Errorf("in %q: %v", there, err)
+	}
+	s, err := openSocketAt(ns)
+	must(t, err)
+	defer s.close()
+	there = ""
+	if err := inNamespaceOf(s, visitThere); err != broken || there == "" || there == homeNamespace {
+		t.Errorf("of a socket, in %q: %v", there, err)
+	}
+	if isOpenHere(s) {
+		t.Error("the socket is taken for one of this namespace")
+	}
+}
+
+// An entry of the kernel's older interface is a service's if all that identifies
+// it is the same.
+func TestOptServiceIs(t *testing.T) {
+	e := make(optService, optServiceSize)
+	native.PutUint16(e, unix.IPPROTO_TCP)
+	copy(e[4:], []byte{10, 0, 0, 1})
+	copy(e[8:], be16(80))
+	same := Service{AddressFamily: unix.AF_INET, Address: []byte{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80}
+	if !e.is(&same) || e.isEmpty() {
+		t.Error("the service is not recognized")
+	}
+	for name, change := range map[string]func(s *Service){
+		"address":  func(s *Service) { s.Address = []byte{10, 0, 0, 2} },
+		"length":   func(s *Service) { s.Address = append([]byte{10, 0, 0, 1}, make([]byte, 12)...) },
+		"port":     func(s *Service) { s.Port = 81 },
+		"protocol": func(s *Service) { s.Protocol = unix.IPPROTO_UDP },
+		"mark":     func(s *Service) { s.FWMark = 1 },
+	} {
+		other := same
+		change(&other)
+		if e.is(&other) {
+			t.Errorf("another %s is taken for the same", name)
+		}
+	}
+	mark := make(optService, optServiceSize)
+	native.PutUint32(mark[12:], 7)
+	if !mark.is(&Service{FWMark: 7}) || mark.is(&Service{FWMark: 8}) || mark.is(&same) || mark.isEmpty() {
+		t.Error("firewall marks")
+	}
+}

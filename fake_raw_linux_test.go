@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"reflect"
 	"syscall"
 	"testing"
 
@@ -208,5 +209,31 @@ func TestFakeDaemonAndMixedFamilies(t *testing.T) {
 			t.Errorf("with a daemon: %v", err)
 		}
 		must(t, i.DelDaemon(DaemonMaster))
+	}
+}
+
+// The settings of a daemon are those that it was started with.
+func TestFakeDaemonSettings(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	want := []*Daemon{
+		{State: DaemonMaster, MulticastInterface: "lo", SyncID: 7, SyncMaxLen: 1400, MulticastGroup: net.ParseIP("ff02::51"), MulticastPort: 9000, MulticastTTL: 3},
+		{State: DaemonBackup, MulticastInterface: "lo", SyncID: 8, SyncMaxLen: 1400, MulticastGroup: net.IP{224, 0, 0, 82}, MulticastPort: 9001, MulticastTTL: 4},
+	}
+	for _, d := range want {
+		must(t, i.NewDaemon(d))
+	}
+	if got := mustGet(i.GetDaemons())(t); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v, %+v\nwant %+v, %+v", got[0], got[1], want[0], want[1])
+	}
+}
+
+// An attribute without a value that ends the message is one.
+func TestFakeLastAttribute(t *testing.T) {
+	if _, errno := fakeServicePolicy.parse(attr(svcAttrPEName)); errno != syscall.EINVAL {
+		t.Errorf("a text without its NUL: %v", errno)
+	}
+	if a, errno := fakeServicePolicy.parse(attr(svcAttrFlags)); errno != 0 || !a.has(svcAttrFlags) {
+		t.Errorf("bytes, of which there may be none: %v", errno)
 	}
 }
