@@ -104,8 +104,7 @@ func TestInNamespaceOfOwn(t *testing.T) {
 
 // A handle that is closed while the socket for getsockopt is opened leaves none open.
 func TestQuickReadClosedMeanwhile(t *testing.T) {
-	s, err := openSocket()
-	must(t, err)
+	s := netlinkSocket(t)
 	defer s.close()
 	i := &Handle{socket: s, kernel: true}
 	r := &optReader{getsockopt: func(int, int, []byte) error { return nil }}
@@ -124,6 +123,7 @@ func TestInNamespaceOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root, to make a network namespace")
 	}
+	netlinkSocket(t).close() // or skips
 	ns := newNamespace(t)
 	broken := errors.New("broken")
 	var there string
