@@ -53,7 +53,7 @@ func TestCloseDuringSend(t *testing.T) {
 	}
 }
 
-// A descriptor that the process has reused is never touched: a thousand times one
+// A descriptor that the process has reused is never touched: again and again one
 // goroutine closes a handle while others call, and every descriptor that
 // appears in its place stays empty and open.
 func TestCloseNeverTouchesReusedDescriptors(t *testing.T) {
