@@ -3,6 +3,7 @@ package ipvs
 import (
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -252,4 +253,56 @@ func (p *fakePair) interleaved(r fakeRandom, o fakeOperation) bool {
 		}
 	}
 	return true
+}
+
+// The Fake starts the daemons that this kernel starts, with each value of each setting.
+func TestKernelFakeDaemons(t *testing.T) {
+	p := newFakePair(t)
+	for _, d := range daemonSettings() {
+		start := func(i *Handle) (any, error) {
+			err := i.NewDaemon(&d)
+			daemons, listErr := i.GetDaemons()
+			return daemons, firstError(err, listErr)
+		}
+		if !p.same(named(fmt.Sprintf("NewDaemon %+v", d)), start, 0) {
+			continue
+		}
+		stop := func(i *Handle) (any, error) { return nil, i.DelDaemon(d.State) }
+		p.same(named(fmt.Sprintf("DelDaemon %+v", d)), stop, 0)
+	}
+	if p.succeeded < 100 {
+		t.Errorf("only %d daemons started and stopped", p.succeeded)
+	}
+}
+
+// daemonSettings returns daemons that differ from the usual ones in one setting, and
+// in all lengths for each group. An interface that does not exist is not among them:
+// the Fake finds any.
+func daemonSettings() (all []Daemon) {
+	for _, state := range []DaemonState{DaemonMaster, DaemonBackup, 0, 3} {
+		usual := Daemon{State: state, MulticastInterface: "sync", SyncID: 7}
+		add := func(set func(*Daemon)) {
+			d := usual
+			set(&d)
+			all = append(all, d)
+		}
+		for _, group := range []string{"", "224.0.0.81", "ff02::81", "223.0.0.1", "239.255.0.1", "240.0.0.1", "fe02::1"} {
+			for _, length := range []uint16{0, 1, 2, 1000, 1023, 1024, 1025, 1472, 1473, 65487, 65488, 65507, 65508, math.MaxUint16} {
+				add(func(d *Daemon) { d.MulticastGroup, d.SyncMaxLen = net.ParseIP(group), length })
+			}
+		}
+		for _, id := range []uint32{0, 1, 255, 256, math.MaxUint32} {
+			add(func(d *Daemon) { d.SyncID = id })
+		}
+		for _, port := range []uint16{1, 8848, math.MaxUint16} {
+			add(func(d *Daemon) { d.MulticastPort = port })
+		}
+		for _, ttl := range []uint8{1, 2, math.MaxUint8} {
+			add(func(d *Daemon) { d.MulticastTTL = ttl })
+		}
+		for _, link := range []string{"", "1234567890123456"} {
+			add(func(d *Daemon) { d.MulticastInterface = link })
+		}
+	}
+	return all
 }
