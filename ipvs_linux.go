@@ -468,8 +468,15 @@ func (i *Handle) lock() error {
 	return nil
 }
 
+// requestSize is room for almost any request. It is allocated with the first one:
+// many handles are closed after one change.
+const requestSize = 256
+
 // newRequest returns a request, valid until the next one is made.
 func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error) {
+	if i.scratch == nil {
+		i.scratch = make([]byte, 0, requestSize)
+	}
 	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
 	if fill != nil {
 		var err error
