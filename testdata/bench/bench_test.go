@@ -5,7 +5,6 @@ package bench
 import (
 	"flag"
 	"maps"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -328,12 +327,7 @@ func BenchmarkNewClose(b *testing.B) {
 		}
 	case "limit":
 		runtime.LockOSThread() // for good: the thread ends with the benchmark
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer home.Close()
-		newClose = func() error { return socketAt(path, int(home.Fd())) }
+		newClose = func() error { return socketAt(path) }
 	default:
 		b.Skip("it can neither choose a namespace nor close")
 	}
@@ -351,17 +345,23 @@ func BenchmarkNewClose(b *testing.B) {
 }
 
 // socketAt opens and closes a socket in a namespace.
-func socketAt(path string, home int) error {
-	fd, err := openAt(path, home)
+func socketAt(path string) error {
+	fd, err := openAt(path)
 	if err != nil {
 		return err
 	}
 	return unix.Close(fd)
 }
 
-// openAt opens a socket in a namespace. It does not look the family of IPVS up: a
-// process that did once knows it.
-func openAt(path string, home int) (fd int, err error) {
+// openAt opens a socket in a namespace. A library does not know in which one the
+// thread is that it runs on, so it has to open that as well, for the way back. openAt
+// does not look the family of IPVS up: a process that did once knows it.
+func openAt(path string) (fd int, err error) {
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(home)
 	ns, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err

@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"os"
 	"runtime"
 	"testing"
 
@@ -92,11 +91,6 @@ func daemonChange[S, D any, H interface {
 func limitDaemon(b *testing.B, ns namespace, table []service, added func(int) destination) func(n int) error {
 	c := open(b, "limit", ns).(*limit)
 	runtime.LockOSThread() // for good: the thread ends with the benchmark
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { home.Close() })
 	in := make([]byte, 4<<10)
 	var gets, news [][]byte
 	for n := range table {
@@ -106,7 +100,7 @@ func limitDaemon(b *testing.B, ns namespace, table []service, added func(int) de
 	}
 	path := ns.path()
 	return func(n int) error {
-		fd, err := openAt(path, int(home.Fd()))
+		fd, err := openAt(path)
 		if err != nil {
 			return err
 		}
