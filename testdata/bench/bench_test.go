@@ -71,6 +71,31 @@ func fill(b *testing.B, ns namespace, table []service) {
 	if err := c.applyAll(); err != nil {
 		b.Fatal("filling the table: ", err)
 	}
+	settle(b, ns, len(table))
+}
+
+// settle waits until lists have all services: from Linux 7 on they can miss some for
+// a while after the table has grown.
+func settle(b *testing.B, ns namespace, services int) {
+	b.Helper()
+	h, err := this.New(ns.path())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.Close()
+	complete := 0
+	for deadline := time.Now().Add(10 * time.Second); complete < 20; time.Sleep(time.Millisecond) {
+		list, err := h.GetServices()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if complete++; len(list) != services {
+			complete = 0
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("a list has %d services, want %d", len(list), services)
+		}
+	}
 }
 
 // verify fails unless the table is the one in the namespace.

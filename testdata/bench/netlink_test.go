@@ -91,6 +91,7 @@ func mixedEvery(b *testing.B, every int, change func(*this.TableEntry)) {
 	if _, err := t.reconcile(); err != nil {
 		b.Fatal(err)
 	}
+	settle(b, ns, len(t.want))
 	once := t.reconcile
 	switch *library {
 	case "this":
