@@ -9,7 +9,7 @@ help: ## list these targets
 demo: ## real connections through real services, on a real kernel
 	testdata/scripts/demo
 
-proxier: ## a small sample proxier, exercised on a real kernel
+proxier: ## a small sample proxier: its unit tests, then a day on a real kernel
 	testdata/scripts/proxier
 
 test: ## unit tests here, kernel tests here or in a VM

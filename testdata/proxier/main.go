@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -50,25 +49,40 @@ var (
 	lastSuccess = promauto.NewGauge(prometheus.GaugeOpts{Name: "proxier_last_success_timestamp_seconds", Help: "When the table was last as wanted."})
 )
 
-// load reads the file. An entry that makes no sense is left for Reconcile to report:
-// it harms only itself.
-func load(path string) ([]ipvs.TableEntry, error) {
-	data, err := os.ReadFile(path)
+// proxier keeps the IPVS table of a handle as a file says.
+type proxier struct {
+	path       string
+	reconciler ipvs.Reconciler
+	want       []ipvs.TableEntry // what the file said last; nil until it was read once
+}
+
+func newProxier(handle *ipvs.Handle, path string, network *net.IPNet, drain time.Duration) *proxier {
+	owned := func(s *ipvs.Service) bool { return network.Contains(s.Address) }
+	return &proxier{path: path, reconciler: ipvs.Reconciler{Handle: handle, Drain: drain, Owned: owned}}
+}
+
+// load reads the file; if that fails, what was read last stays in force. An entry that
+// makes no sense is left for Reconcile to report: it harms only itself.
+func (p *proxier) load() error {
+	data, err := os.ReadFile(p.path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var c config
 	if err := yaml.Unmarshal(data, &c); err != nil {
-		return nil, err
+		return err
 	}
 	protocols := map[string]uint16{"": syscall.IPPROTO_TCP, "tcp": syscall.IPPROTO_TCP, "udp": syscall.IPPROTO_UDP, "sctp": 132}
 	table := []ipvs.TableEntry{}
 	for _, s := range c.Services {
 		protocol, ok := protocols[s.Protocol]
 		if !ok {
-			return nil, fmt.Errorf("service %s: unknown protocol %q", s.Address, s.Protocol)
+			return fmt.Errorf("service %s: unknown protocol %q", s.Address, s.Protocol)
 		}
 		e := ipvs.TableEntry{Service: &ipvs.Service{Address: net.ParseIP(s.Address), Protocol: protocol, Port: s.Port, SchedName: cmp.Or(s.Scheduler, ipvs.RoundRobin)}}
+		if e.Service.Address.To4() != nil {
+			e.Service.Netmask = 0xFFFFFFFF // as ipvsadm; 0 with persistence would be one group of all clients
+		}
 		for _, d := range s.Destinations {
 			weight := 1
 			if d.Weight != nil {
@@ -78,38 +92,32 @@ func load(path string) ([]ipvs.TableEntry, error) {
 		}
 		table = append(table, e)
 	}
-	return table, nil
+	p.want = table
+	return nil
 }
 
-// reconcile brings the table to what is wanted, tells of it, and returns when to look
-// again because something drains; 0 for never.
-func reconcile(r *ipvs.Reconciler, want []ipvs.TableEntry) time.Duration {
-	changes, err := r.Reconcile(want)
-	for _, c := range []struct {
-		object, change string
-		n              int
-	}{
-		{"service", "added", changes.ServicesAdded}, {"service", "updated", changes.ServicesUpdated}, {"service", "deleted", changes.ServicesDeleted},
-		{"destination", "added", changes.DestinationsAdded}, {"destination", "updated", changes.DestinationsUpdated}, {"destination", "deleted", changes.DestinationsDeleted},
-	} {
-		changesMade.WithLabelValues(c.object, c.change).Add(float64(c.n))
+// reconcile brings the table to what is wanted, and counts what that took.
+func (p *proxier) reconcile() (ipvs.Changes, error) {
+	if p.want == nil { // nothing is deleted for want of a file
+		return ipvs.Changes{}, nil
 	}
-	draining.Set(float64(changes.Draining))
-	if changes.Total() > 0 {
-		slog.Info("table changed", "changes", changes)
+	changes, err := p.reconciler.Reconcile(p.want)
+	count := func(object string, added, updated, deleted int) {
+		changesMade.WithLabelValues(object, "added").Add(float64(added))
+		changesMade.WithLabelValues(object, "updated").Add(float64(updated))
+		changesMade.WithLabelValues(object, "deleted").Add(float64(deleted))
 	}
-	if err == nil {
-		failing.Set(0)
-		lastSuccess.SetToCurrentTime()
-		return changes.RequeueAfter
-	}
-	failures.WithLabelValues("reconcile").Inc()
-	slog.Error("reconcile", "error", err)
-	var failed *ipvs.BatchError
-	if errors.As(err, &failed) {
+	count("service", changes.ServicesAdded, changes.ServicesUpdated, changes.ServicesDeleted)
+	count("destination", changes.DestinationsAdded, changes.DestinationsUpdated, changes.DestinationsDeleted)
+	failed := &ipvs.BatchError{}
+	if err == nil || errors.As(err, &failed) { // else the table could not be read
+		draining.Set(float64(changes.Draining))
 		failing.Set(float64(len(failed.Errors)))
 	}
-	return changes.RequeueAfter
+	if err == nil {
+		lastSuccess.SetToCurrentTime()
+	}
+	return changes, err
 }
 
 func run() error {
@@ -119,7 +127,7 @@ func run() error {
 	every := flag.Duration("every", 30*time.Second, "how often to look for changes that others made")
 	listen := flag.String("listen", "127.0.0.1:9100", "the `address` for metrics")
 	flag.Parse()
-	network, err := netip.ParsePrefix(*owned)
+	_, network, err := net.ParseCIDR(*owned)
 	if err != nil {
 		return err
 	}
@@ -128,11 +136,7 @@ func run() error {
 		return err
 	}
 	defer handle.Close()
-	r := &ipvs.Reconciler{Handle: handle, Drain: *drain, Owned: func(s *ipvs.Service) bool {
-		address, ok := netip.AddrFromSlice(s.Address)
-		return ok && network.Contains(address.Unmap())
-	}}
-
+	p := newProxier(handle, *path, network, *drain)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -150,10 +154,6 @@ func run() error {
 	go http.Serve(listener, nil)
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer cancel()
-	drift := time.NewTicker(*every)
-	defer drift.Stop()
-
-	var want []ipvs.TableEntry // nil until the file was read once: nothing is deleted for want of it
 	for changed := true; ; {
 		// Several events at once are worth one look.
 		for more := true; more; {
@@ -164,26 +164,26 @@ func run() error {
 				more = false
 			}
 		}
-		if table, err := load(*path); err == nil {
-			want = table
-		} else if changed { // what was read last stays in force
+		if err := p.load(); err != nil && changed {
 			failures.WithLabelValues("load").Inc()
 			slog.Error("file not taken", "error", err)
 		}
-		var requeue <-chan time.Time
-		if want != nil {
-			if after := reconcile(r, want); after > 0 {
-				requeue = time.After(after)
-			}
+		changes, err := p.reconcile()
+		if err != nil {
+			failures.WithLabelValues("reconcile").Inc()
+			slog.Error("reconcile", "error", err)
 		}
+		if changes.Total() > 0 {
+			slog.Info("table changed", "changes", changes)
+		}
+		pause := min(*every, cmp.Or(changes.RequeueAfter, *every)) // shorter while destinations drain
 		changed = false
 		select {
 		case <-watcher.Events:
 			changed = true
 		case err := <-watcher.Errors:
 			slog.Error("watching", "error", err)
-		case <-drift.C:
-		case <-requeue:
+		case <-time.After(pause):
 		case <-stop.Done():
 			slog.Info("ends; the table stays as it is, and goes on to serve")
 			return nil

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,42 +52,39 @@ func (w *world) write(text string) {
 	}
 }
 
-// wantTable waits until the kernel's table is this, in ipvsadm's notation.
+// wantTable waits until the kernel's table is this, in the notation of ipvsadm -Sn.
 func (w *world) wantTable(step string, want ...string) {
 	w.t.Helper()
+	slices.Sort(want)
 	var got []string
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		table, err := w.handle.GetTable()
-		if err != nil {
+		var err error
+		if got, err = tableLines(w.handle); err != nil {
 			w.t.Fatal(err)
 		}
-		got = nil
-		for _, e := range table {
-			for _, d := range e.Destinations {
-				got = append(got, fmt.Sprintf("%s:%d %s:%d %d", e.Service.Address, e.Service.Port, d.Address, d.Port, d.Weight))
-			}
-		}
-		if sameLines(got, want) {
+		if slices.Equal(got, want) {
 			return
 		}
 	}
 	w.t.Fatalf("%s: the table is\n%s\nwant\n%s", step, strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
-func sameLines(a, b []string) bool {
-	count := map[string]int{}
-	for _, line := range a {
-		count[line]++
+// tableLines returns the table in the notation of ipvsadm -Sn, its lines sorted: the
+// kernel lists in no order to rely on.
+func tableLines(handle *ipvs.Handle) (lines []string, err error) {
+	table, err := handle.GetTable()
+	if err != nil {
+		return nil, err
 	}
-	for _, line := range b {
-		count[line]--
+	var text strings.Builder
+	if err := ipvs.WriteTable(&text, table); err != nil {
+		return nil, err
 	}
-	for _, n := range count {
-		if n != 0 {
-			return false
-		}
+	for line := range strings.Lines(text.String()) {
+		lines = append(lines, strings.TrimSuffix(line, "\n"))
 	}
-	return true
+	slices.Sort(lines)
+	return lines, nil
 }
 
 // metric waits until a metric has a value for which ok is true.
@@ -101,13 +99,21 @@ func (w *world) metric(step, name string, ok func(v float64) bool) {
 		data, _ := io.ReadAll(r.Body)
 		r.Body.Close()
 		text = string(data)
-		if m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(text); m != nil {
-			if v, err := strconv.ParseFloat(m[1], 64); err == nil && ok(v) {
-				return
-			}
+		if v, found := metricValue(text, name); found && ok(v) {
+			return
 		}
 	}
 	w.t.Fatalf("%s: %s is not as expected in\n%s", step, name, text)
+}
+
+// metricValue finds a metric on the page that Prometheus reads.
+func metricValue(page, name string) (value float64, found bool) {
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(page)
+	if m == nil {
+		return 0, false
+	}
+	value, err := strconv.ParseFloat(m[1], 64)
+	return value, err == nil
 }
 
 // serve answers each line with its address.
@@ -161,12 +167,31 @@ const (
 - {address: 10.96.0.1, port: 80}
 - {port: 80}
 `
-	lineA, lineB = "10.96.0.1:80 10.1.0.1:8080 1", "10.96.0.1:80 10.1.0.2:8080 1"
+
+	serviceA = "-A -t 10.96.0.1:80 -s rr"
+	lineA    = "-a -t 10.96.0.1:80 -r 10.1.0.1:8080 -m -w 1"
+	lineB    = "-a -t 10.96.0.1:80 -r 10.1.0.2:8080 -m -w 1"
+	drainB   = "-a -t 10.96.0.1:80 -r 10.1.0.2:8080 -m -w 0"
+
+	serviceBad = "-A -t 10.96.0.3:80 -s rr" // what is good of it
+	lineBad    = "-a -t 10.96.0.3:80 -r 10.1.0.1:8080 -m -w 1"
+
+	serviceForeign = "-A -t 192.0.2.9:80 -s rr"
+	lineForeign    = "-a -t 192.0.2.9:80 -r 10.1.0.1:8080 -m -w 1"
+)
+
+// What another writer changes: the service of the file, one that is not ours, and one
+// that is, but in no file.
+var (
+	mine     = &ipvs.Service{Address: net.ParseIP("10.96.0.1"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
+	foreign  = &ipvs.Service{Address: net.ParseIP("192.0.2.9"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr", Netmask: 0xFFFFFFFF}
+	stray    = &ipvs.Service{Address: net.ParseIP("10.96.0.9"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
+	backendA = &ipvs.Destination{Address: net.ParseIP("10.1.0.1"), Port: 8080, Weight: 1}
 )
 
 // TestProxier goes through a day of a proxier: file changes, broken and bad ones, another
-// writer, kill -9, an end. It wants a machine of its own, as testdata/scripts/proxier
-// starts.
+// writer, kill -9, an end. It wants a kernel and a machine of its own, as
+// testdata/scripts/proxier starts; main_test.go has what needs neither.
 func TestProxier(t *testing.T) {
 	if os.Getenv("IPVS_TEST_VM") == "" {
 		t.Skip("SKIP: changes this machine's own IPVS table (testdata/scripts/proxier runs it in a VM)")
@@ -187,7 +212,7 @@ func TestProxier(t *testing.T) {
 	w.write(both)
 	w.start()
 	defer func() { w.proxy.Process.Kill() }()
-	w.wantTable("begin", lineA, lineB)
+	w.wantTable("begin", serviceA, lineA, lineB)
 	const service = "10.96.0.1:80"
 	first, connA := ask(t, nil, service)
 	second, connB := ask(t, nil, service)
@@ -200,16 +225,16 @@ func TestProxier(t *testing.T) {
 
 	w.write(broken)
 	w.metric("broken file", `proxier_failures_total{step="load"}`, func(v float64) bool { return v == 1 })
-	w.wantTable("broken file", lineA, lineB)
+	w.wantTable("broken file", serviceA, lineA, lineB)
 	ask(t, nil, service)
 
 	w.write(bad)
-	w.wantTable("bad entries", lineA, lineB, "10.96.0.3:80 10.1.0.1:8080 1")
+	w.wantTable("bad entries", serviceA, lineA, lineB, serviceBad, lineBad)
 	w.metric("bad entries", "proxier_failing_changes", func(v float64) bool { return v == 5 })
 	ask(t, nil, "10.96.0.3:80")
 
 	w.write(onlyA)
-	w.wantTable("scale down", lineA, "10.96.0.1:80 10.1.0.2:8080 0", "10.96.0.3:80 10.1.0.1:8080 0")
+	w.wantTable("scale down", serviceA, lineA, drainB, serviceBad, strings.Replace(lineBad, "-w 1", "-w 0", 1))
 	w.metric("scale down", "proxier_draining_destinations", func(v float64) bool { return v == 2 })
 	w.metric("scale down", "proxier_failing_changes", func(v float64) bool { return v == 0 })
 	if name, _ := ask(t, connB, ""); name != "10.1.0.2:8080" {
@@ -229,26 +254,19 @@ func TestProxier(t *testing.T) {
 	}
 	w.write(both)
 	w.start()
-	w.wantTable("after kill -9", lineA, lineB)
+	w.wantTable("after kill -9", serviceA, lineA, lineB)
 	w.write(onlyA)
-	w.wantTable("drained", lineA)
+	w.wantTable("drained", serviceA, lineA)
 
-	mine := &ipvs.Service{Address: net.ParseIP("10.96.0.1"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
-	foreign := &ipvs.Service{Address: net.ParseIP("192.0.2.9"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
-	stray := &ipvs.Service{Address: net.ParseIP("10.96.0.9"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
-	to := &ipvs.Destination{Address: net.ParseIP("10.1.0.1"), Port: 8080, Weight: 1}
 	var b ipvs.Batch
 	b.DelService(mine)
 	b.NewService(foreign)
-	b.NewDestination(foreign, to)
+	b.NewDestination(foreign, backendA)
 	b.NewService(stray)
 	if err := handle.Do(&b); err != nil {
 		t.Fatal(err)
 	}
-	w.wantTable("another writer", lineA, "192.0.2.9:80 10.1.0.1:8080 1")
-	if _, err := handle.GetService(stray); err != syscall.ESRCH {
-		t.Errorf("a stray service in our network: %v", err)
-	}
+	w.wantTable("another writer", serviceA, lineA, serviceForeign, lineForeign)
 	w.metric("changes are counted", `proxier_changes_total{change="added",object="service"}`, func(v float64) bool { return v == 1 })
 	if name, _ := ask(t, connA, ""); name != "10.1.0.1:8080" {
 		t.Errorf("the first connection: %s", name)
@@ -260,6 +278,6 @@ func TestProxier(t *testing.T) {
 	if err := w.proxy.Wait(); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}
-	w.wantTable("after the end", lineA, "192.0.2.9:80 10.1.0.1:8080 1")
+	w.wantTable("after the end", serviceA, lineA, serviceForeign, lineForeign)
 	ask(t, nil, service)
 }
