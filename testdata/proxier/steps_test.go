@@ -122,6 +122,71 @@ func step4(h *counting, want []ipvs.TableEntry) error {
 	return err
 }
 
+// steps are the ways to bring the kernel's table to a wanted one.
+var steps = []struct {
+	name string
+	sync func(*counting, []ipvs.TableEntry) error
+}{{"1-calls", step1}, {"2-compare", step2}, {"3-batch", step3}, {"4-reconcile", step4}}
+
+// syncs are what may have changed before one, and the requests that each step then makes.
+var syncs = []struct {
+	name     string
+	change   func(table []ipvs.TableEntry, n int)
+	requests [4]int
+}{
+	{"nothing", func([]ipvs.TableEntry, int) {}, [4]int{1301, 101, 101, 101}},
+	{"1%", func(table []ipvs.TableEntry, n int) {
+		for k := range 6 {
+			table[k*16].Destinations[k].Weight = 2 + n%2
+		}
+	}, [4]int{1301, 107, 107, 107}},
+	{"all", func(table []ipvs.TableEntry, n int) {
+		for _, e := range table {
+			for _, d := range e.Destinations {
+				d.Weight = 4 + n%2
+			}
+		}
+	}, [4]int{1301, 701, 701, 701}},
+}
+
+func stepsTable() (table []ipvs.TableEntry) {
+	for n := range 100 {
+		e := ipvs.TableEntry{Service: &ipvs.Service{Address: net.IPv4(10, 96, 0, byte(n)), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}}
+		for m := range 6 {
+			e.Destinations = append(e.Destinations, &ipvs.Destination{Address: net.IPv4(10, 1, byte(n), byte(m)), Port: 8080, Weight: 1})
+		}
+		table = append(table, e)
+	}
+	return table
+}
+
+// Every step leads to the wanted table, with as many requests as the page says.
+func TestSteps(t *testing.T) {
+	for n, step := range steps {
+		table := stepsTable()
+		h := &counting{Handle: ipvs.NewFake().Handle()}
+		sync := func(name string) (requests int) {
+			t.Helper()
+			before := h.calls
+			must(t, step.sync(h, table))
+			requests = h.calls - before
+			if rest, err := difference(h, table); err != nil || rest.Len() > 0 {
+				t.Errorf("%s, %s: %v is left to do, %v", step.name, name, rest, err)
+			}
+			return requests
+		}
+		sync("the first")
+		for _, test := range syncs {
+			test.change(table, 1)
+			if got := sync(test.name); got != test.requests[n] {
+				t.Errorf("%s, %s: %d requests, want %d", step.name, test.name, got, test.requests[n])
+			}
+		}
+		table[7].Destinations = table[7].Destinations[:5]
+		sync("one goes")
+	}
+}
+
 func BenchmarkSteps(b *testing.B) {
 	if os.Getenv("IPVS_TEST_VM") == "" {
 		b.Skip("SKIP: changes this machine's own IPVS table (docs/from-calls-to-reconcile.md says how)")
@@ -131,37 +196,10 @@ func BenchmarkSteps(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer handle.Close()
-	var table []ipvs.TableEntry
-	for n := range 100 {
-		e := ipvs.TableEntry{Service: &ipvs.Service{Address: net.IPv4(10, 96, 0, byte(n)), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}}
-		for m := range 6 {
-			e.Destinations = append(e.Destinations, &ipvs.Destination{Address: net.IPv4(10, 1, byte(n), byte(m)), Port: 8080, Weight: 1})
-		}
-		table = append(table, e)
-	}
+	table := stepsTable()
 	turn := 0
-	for _, test := range []struct {
-		name   string
-		change func(n int) // before each sync
-	}{
-		{"nothing", func(int) {}},
-		{"1%", func(n int) {
-			for k := range 6 {
-				table[k*16].Destinations[k].Weight = 2 + n%2
-			}
-		}},
-		{"all", func(n int) {
-			for _, e := range table {
-				for _, d := range e.Destinations {
-					d.Weight = 4 + n%2
-				}
-			}
-		}},
-	} {
-		for _, step := range []struct {
-			name string
-			sync func(*counting, []ipvs.TableEntry) error
-		}{{"1-calls", step1}, {"2-compare", step2}, {"3-batch", step3}, {"4-reconcile", step4}} {
+	for _, test := range syncs {
+		for _, step := range steps {
 			b.Run(test.name+"/"+step.name, func(b *testing.B) {
 				h := &counting{Handle: handle}
 				if err := step.sync(h, table); err != nil {
@@ -171,7 +209,7 @@ func BenchmarkSteps(b *testing.B) {
 				b.ResetTimer()
 				for n := 0; n < b.N; n++ {
 					turn++
-					test.change(turn)
+					test.change(table, turn)
 					if err := step.sync(h, table); err != nil {
 						b.Fatal(err)
 					}
