@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/moby/ipvs"
@@ -35,6 +37,46 @@ func (p *proxier) scale(addresses ...string) (ipvs.Changes, error) {
 	return p.reconciler.Reconcile([]ipvs.TableEntry{entry})
 }
 
+// want checks what a call returned, and the destinations that the service then has, in
+// ipvsadm's notation.
+func want(t *testing.T, kernel *ipvs.Fake, err, wantErr error, destinations ...string) {
+	t.Helper()
+	if !errors.Is(err, wantErr) {
+		t.Errorf("error %v, want %v", err, wantErr)
+	}
+	have, err := kernel.Handle().GetDestinations(webService)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules []string
+	for _, d := range have {
+		rules = append(rules, d.Rule())
+	}
+	slices.Sort(rules) // the kernel's order means nothing
+	if !slices.Equal(rules, destinations) {
+		t.Errorf("destinations %q, want %q", rules, destinations)
+	}
+}
+
+// The test in README: a program scales up, and replaces a backend that has connections
+// while the kernel refuses a change.
+func TestScale(t *testing.T) {
+	kernel := ipvs.NewFake()
+	p := newProxier(kernel.Handle()) // in production: a handle from ipvs.New
+	_, err := p.scale("10.0.0.1", "10.0.0.2")
+	want(t, kernel, err, nil, "-r 10.0.0.1:8080 -m -w 1", "-r 10.0.0.2:8080 -m -w 1")
+
+	kernel.SetConnections(webService, backend("10.0.0.2"), 3, 0, 0) // active, inactive, persistent
+	kernel.Fail("NewDestination", syscall.ENOMEM)                   // the next one is refused
+	_, err = p.scale("10.0.0.1", "10.0.0.3")
+	want(t, kernel, err, syscall.ENOMEM, "-r 10.0.0.1:8080 -m -w 1", "-r 10.0.0.2:8080 -m -w 0")
+	_, err = p.scale("10.0.0.1", "10.0.0.3") // the next round
+	want(t, kernel, err, nil, "-r 10.0.0.1:8080 -m -w 1", "-r 10.0.0.2:8080 -m -w 0", "-r 10.0.0.3:8080 -m -w 1")
+	kernel.SetConnections(webService, backend("10.0.0.2"), 0, 0, 0)
+	_, err = p.scale("10.0.0.1", "10.0.0.3")
+	want(t, kernel, err, nil, "-r 10.0.0.1:8080 -m -w 1", "-r 10.0.0.3:8080 -m -w 1")
+}
+
 // A unit test of a program, with a Fake instead of a kernel: it scales up and down,
 // lets connections end, and meets a kernel that fails.
 func ExampleFake() {
@@ -48,6 +90,8 @@ func ExampleFake() {
 	kernel.SetConnections(webService, backend("10.0.0.2"), 3, 0, 0)
 	changes, err = p.scale("10.0.0.1")
 	fmt.Println("scaled down:", changes.Draining, "draining,", err)
+	changes, err = p.scale("10.0.0.1")
+	fmt.Println("not yet ended:", changes.Draining, "draining,", err)
 	kernel.SetConnections(webService, backend("10.0.0.2"), 0, 0, 0)
 	changes, err = p.scale("10.0.0.1")
 	fmt.Println("connections ended:", changes.DestinationsDeleted, "deleted,", err)
@@ -69,6 +113,7 @@ func ExampleFake() {
 	// Output:
 	// scaled up: 2 added, <nil>
 	// scaled down: 1 draining, <nil>
+	// not yet ended: 1 draining, <nil>
 	// connections ended: 1 deleted, <nil>
 	// refused: true
 	// tried again: 1 added, <nil>

@@ -39,9 +39,6 @@ func ExampleReconciler() {
 		if err != nil {
 			log.Print(err) // the next round tries again
 		}
-		if changes.Total() > 0 {
-			log.Printf("%+v", changes)
-		}
 		pause := 30 * time.Second
 		if changes.RequeueAfter > 0 { // destinations are draining
 			pause = min(pause, changes.RequeueAfter)
