@@ -16,18 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const connectionHead = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n"
-
-func allConnections(r io.Reader) (all []Connection, err error) {
-	for c, err := range parseConnections(r) {
-		if err != nil {
-			return all, err
-		}
-		all = append(all, *c)
-	}
-	return all, nil
-}
-
 func TestParseConnections(t *testing.T) {
 	at := netip.MustParseAddrPort
 	const v4 = " C0000202 C3A4 CB007101 0050 C6336402 1F90 "
@@ -58,6 +46,18 @@ func TestParseConnections(t *testing.T) {
 	if got, err := allConnections(strings.NewReader(connectionHead)); len(got) != 0 || err != nil {
 		t.Errorf("of an empty table: %v, %v", got, err)
 	}
+}
+
+const connectionHead = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n"
+
+func allConnections(r io.Reader) (all []Connection, err error) {
+	for c, err := range parseConnections(r) {
+		if err != nil {
+			return all, err
+		}
+		all = append(all, *c)
+	}
+	return all, nil
 }
 
 // What is no line of a connection ends the iteration with an error that says which.
@@ -92,6 +92,20 @@ func TestParseConnectionsMalformed(t *testing.T) {
 	got, err := allConnections(io.MultiReader(strings.NewReader(connectionHead+good), iotest.ErrReader(broken)))
 	if len(got) != 1 || !errors.Is(err, broken) {
 		t.Errorf("%d connections, %v, want one and the error of reading", len(got), err)
+	}
+}
+
+// A last line that is cut says so, and of several things that are wrong with a
+// line the error names the first.
+func TestParseConnectionsErrors(t *testing.T) {
+	const line = "TCP C0000202 C3A4 CB007101 0050 C6336402 1F90 ESTABLISHED     899"
+	if _, err := allConnections(strings.NewReader(connectionHead + line)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("cut: %v", err)
+	}
+	bad := strings.Replace(strings.Replace(line, "C3A4", "xxxx", 1), "899", "yyy", 1) + "\n"
+	if _, err := allConnections(strings.NewReader(connectionHead + bad)); err == nil ||
+		!strings.Contains(err.Error(), `"xxxx" is not a port`) || strings.Contains(err.Error(), `"yyy" is not`) {
+		t.Errorf("two errors: %v", err)
 	}
 }
 

@@ -322,6 +322,29 @@ func TestDiffBadInput(t *testing.T) {
 	}
 }
 
+// What is wrong with a destination is reported also where its service is bad, and
+// where it is wrong for a new one only.
+func TestDiffBadDestinationOfBadService(t *testing.T) {
+	v6 := &Destination{AddressFamily: unix.AF_INET6, Address: net.ParseIP("10.1.0.1"), Weight: 1}
+	b, err := Diff(nil, []TableEntry{{&Service{Protocol: unix.IPPROTO_TCP, Port: 80}, []*Destination{v6, ipv4Destination(2)}}})
+	must(t, err)
+	i, k := newFake(t, acknowledge)
+	var failed *BatchError
+	if err := i.Do(b); !errors.As(err, &failed) || len(failed.Errors) != 2 || len(k.requests) != 0 ||
+		failed.Errors[1].Destination == nil || !strings.Contains(failed.Errors[1].Error(), "is not of its address family") {
+		t.Errorf("%d requests, %v", len(k.requests), err)
+	}
+}
+
+// A table with an entry that no kernel has is none that Diff could go by.
+func TestDiffBadExistingTable(t *testing.T) {
+	bad := []TableEntry{{ipv4Service(1), []*Destination{{Port: 80}}}}
+	want := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1)}}}
+	if b, err := Diff(bad, want); err == nil || b != nil || !strings.HasSuffix(err.Error(), " (of the existing service -t 10.0.0.1:80)") {
+		t.Errorf("got %v, %v", b, err)
+	}
+}
+
 // The settings of a tunnel that is not used make no difference.
 func TestDiffUnusedTunnel(t *testing.T) {
 	for _, c := range []struct {

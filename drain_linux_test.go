@@ -146,6 +146,40 @@ func TestDrainFallbackFlag(t *testing.T) {
 	w.reconcile([]TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(2)}}}, drainD)
 }
 
+// The time to drain begins when weight 0 takes effect.
+func TestDrainWithoutWeightZero(t *testing.T) {
+	busy := *ipv4Destination(1)
+	busy.Weight, busy.ActiveConnections = 5, 9
+	refuses, deleted := true, false
+	i, _ := newFake(t, listing(ipv4Service(1), func() []*Destination { return []*Destination{&busy} }, func(r []byte) []fakeReply {
+		switch cmdOf(r) {
+		case cmdSetDest:
+			if refuses {
+				return one(errorReply(r, syscall.ENOMEM))
+			}
+			busy.Weight = 0
+		case cmdDelDest:
+			deleted = true
+		}
+		return nil
+	}))
+	clock := time.Unix(1000, 0)
+	r := &Reconciler{Handle: i, Drain: time.Minute, now: func() time.Time { return clock }}
+	want := []TableEntry{{ipv4Service(1), nil}}
+	for turn, step := range []struct {
+		refuses, deletes bool
+		after            time.Duration
+	}{{true, false, 0}, {false, false, time.Hour}, {false, false, time.Minute - 1}, {false, true, 1}} {
+		clock, refuses = clock.Add(step.after), step.refuses
+		if _, err := r.Reconcile(want); (err != nil) != step.refuses {
+			t.Errorf("turn %d: %v", turn, err)
+		}
+		if deleted != step.deletes {
+			t.Errorf("turn %d: deleted: %v", turn, deleted)
+		}
+	}
+}
+
 // What drains, and what goes at once.
 func TestDrainWhat(t *testing.T) {
 	const protocolSCTP = unix.IPPROTO_SCTP

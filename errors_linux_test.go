@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,26 +78,32 @@ func TestBatchErrorText(t *testing.T) {
 	}
 }
 
-// What could not be sent or received says what it was, and why.
-func TestTransportErrors(t *testing.T) {
-	i := &Handle{}
-	i.timeout.Store(int64(2 * time.Second))
-	for _, c := range []struct {
-		err  error
-		want string
-	}{
-		{unix.ENOBUFS, "ipvs: sending: the kernel had no room for it: no buffer space available"},
-		{unix.EPERM, "ipvs: sending: operation not permitted"},
-		{os.ErrDeadlineExceeded, "ipvs: no reply from the kernel within 2s: i/o timeout"},
-		{errTruncated, errTruncated.Error()},
-	} {
-		if got := i.transportError("sending", c.err); got.Error() != c.want || !errors.Is(got, c.err) {
-			t.Errorf("got %q, want %q", got, c.want)
+func TestOpErrorHintsAndKernelText(t *testing.T) {
+	i, k := newFake(t, nil)
+	k.respond = func(r []byte) []fakeReply {
+		body := native.AppendUint32(nil, ^uint32(syscall.ENOENT)+1)
+		body = append(body, r[:msgHdrLen]...)
+		body = appendString(body, unix.NLMSGERR_ATTR_MSG, "said the kernel")
+		if isFamilyRequest(r) {
+			return one(familyReply(r, fakeFamily))
 		}
+		return one(netlinkMessage(unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, seqOf(r), body))
 	}
-	i.closed.Store(true)
-	if got := i.transportError("sending", unix.EPERM); got != ErrClosed {
-		t.Errorf("got %v", got)
+	var b Batch
+	b.NewService(&Service{Address: net.IPv4(10, 0, 0, 1), Protocol: 6, Port: 80, SchedName: "nosuch"})
+	b.DelDestination(ipv4Service(1), ipv4Destination(1))
+	err := i.Do(&b)
+	var failed *BatchError
+	if !errors.As(err, &failed) || len(failed.Errors) != 2 {
+		t.Fatal(err)
+	}
+	for n, want := range []string{
+		`change 0, NewService -t 10.0.0.1:80: no such file or directory: said the kernel (the kernel has no scheduler "nosuch": module ip_vs_nosuch)`,
+		`change 1, DelDestination -t 10.0.0.1:80 -r 10.1.0.1:8080: no such file or directory: said the kernel (no such destination)`,
+	} {
+		if got := failed.Errors[n].Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -321,31 +319,6 @@ func TestKernelNamespaces(t *testing.T) {
 	defer here.Close()
 	if here.IsServicePresent(&someService) {
 		t.Error("the service is seen from outside its namespace")
-	}
-}
-
-// New fails half way: no descriptor stays open.
-func TestRowNoLeakWhenNewFails(t *testing.T) {
-	before := descriptors(t)
-	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, nil, 0o600))
-	for _, path := range []string{"/nonexistent", file, os.DevNull, t.TempDir()} {
-		i, err := New(path)
-		if err == nil {
-			i.Close()
-			t.Errorf("New(%q) succeeds", path)
-		} else if !strings.HasPrefix(err.Error(), "ipvs: ") || !strings.Contains(err.Error(), path) {
-			t.Errorf("New(%q): %v", path, err)
-		}
-	}
-	if _, err := New("/nonexistent"); !errors.Is(err, syscall.ENOENT) || errors.Is(err, ErrNotSupported) {
-		t.Errorf("New of a path that is not there: %v", err)
-	}
-	if i, err := New(""); err == nil {
-		i.Close()
-	}
-	if after := descriptors(t); len(after) > len(before)+2 { // the poller's own two, made at first use
-		t.Errorf("descriptors before %v\nafter %v", before, after)
 	}
 }
 

@@ -34,3 +34,19 @@ func TestIndex(t *testing.T) {
 		}
 	}
 }
+
+// An index that is used again needs no new memory.
+func TestIndexKeepsMemory(t *testing.T) {
+	var x index[serviceKey]
+	x.reset(1000)
+	if n := testing.AllocsPerRun(10, func() {
+		for _, room := range []int{1000, 10, 1000} {
+			x.reset(room)
+			for n := range room {
+				x.add(serviceKey{port: uint32(n)})
+			}
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -12,15 +13,77 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New with a path that is not there matches what callers look for, and names it.
-func TestNewPathNotThere(t *testing.T) {
-	const path = "/run/netns/no-such-namespace"
-	i, err := New(path)
-	if i != nil || !os.IsNotExist(err) || !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("%v, %v", i, err)
+// What is called in another namespace runs there, says how it ended, and leaves
+// no thread behind.
+func TestInNamespaceOfAnother(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root, to make a network namespace")
 	}
-	if want := "ipvs: opening network namespace " + path + ": no such file or directory"; err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
+	netlinkSocket(t).close() // or skips
+	ns := newNamespace(t)
+	broken := errors.New("broken")
+	var there string
+	visitThere := func() error {
+		there, _ = os.Readlink("/proc/thread-self/ns/net")
+		return broken
+	}
+	if err := inNamespace(ns, visitThere); err != broken || there == "" || there == homeNamespace {
+		t.Errorf("in %q: %v", there, err)
+	}
+	s, err := openSocketAt(ns)
+	must(t, err)
+	defer s.close()
+	there = ""
+	if err := inNamespaceOf(s, visitThere); err != broken || there == "" || there == homeNamespace {
+		t.Errorf("of a socket, in %q: %v", there, err)
+	}
+	if isOpenHere(s) {
+		t.Error("the socket is taken for one of this namespace")
+	}
+}
+
+// In the socket's own namespace what is called says how it ended, with privileges
+// and without.
+func TestInNamespaceOfOwn(t *testing.T) {
+	s := netlinkSocket(t)
+	defer s.close()
+	broken := errors.New("broken")
+	check := func(doing string) {
+		called := 0
+		if err := inNamespaceOf(s, func() error { called++; return broken }); err != broken || called != 1 {
+			t.Errorf("%s: called %d times, %v", doing, called, err)
+		}
+		if err := inNamespaceOf(s, func() error { called++; return nil }); err != nil || called != 2 {
+			t.Errorf("%s: called %d times, %v", doing, called, err)
+		}
+		if !isOpenHere(s) {
+			t.Errorf("%s: the socket is not found", doing)
+		}
+	}
+	check("as it is")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&hdr, &none[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		check("without privileges")
+		if err := modprobe(); err == nil || !strings.Contains(err.Error(), "it needs CAP_SYS_MODULE") {
+			t.Errorf("modprobe without privileges: %v", err)
+		}
+	}()
+	<-done
+	other, _ := newFake(t, nil) // whose socket is none of netlink's
+	if isOpenHere(other.socket) {
+		t.Error("another socket is taken for one of this namespace")
+	}
+	s.close()
+	if isOpenHere(s) {
+		t.Error("a closed socket is taken for one of this namespace")
 	}
 }
 
@@ -62,63 +125,4 @@ func TestMainThreadStays(t *testing.T) {
 			}
 		}
 	}
-}
-
-// While handles are opened in another namespace from many goroutines, with the
-// main thread free for them, /proc/self/ns/net stays what it is.
-func TestKernelMainThreadStays(t *testing.T) {
-	needKernel(t)
-	ns := newNamespace(t)
-	c := helper("open-elsewhere")
-	c.Env = append(c.Env, "IPVS_TEST_NS=/proc/self/fd/3")
-	c.ExtraFiles = []*os.File{os.NewFile(uintptr(must2(unix.Dup(int(ns)))), "namespace")}
-	defer c.ExtraFiles[0].Close()
-	c.Stderr = os.Stderr // built for coverage, the helper has a word to say of that
-	out, err := c.Output()
-	if err != nil || string(out) != "stayed\n" {
-		t.Errorf("%v: %s", err, out)
-	}
-}
-
-func init() {
-	addHelper("open-elsewhere", func() error {
-		runtime.UnlockOSThread() // which the tests' init locked
-		before, err := os.Readlink("/proc/self/ns/net")
-		if err != nil {
-			return err
-		}
-		done := make(chan error)
-		for range 4 {
-			go func() {
-				for range 50 {
-					i, err := New(os.Getenv("IPVS_TEST_NS"))
-					if err != nil {
-						done <- err
-						return
-					}
-					i.Close()
-				}
-				done <- nil
-			}()
-		}
-		for left := 4; left > 0; {
-			select {
-			case err := <-done:
-				if err != nil {
-					return err
-				}
-				left--
-			default:
-				now, err := os.Readlink("/proc/self/ns/net")
-				if err != nil {
-					return err
-				}
-				if now != before {
-					return errors.New("the process shows " + now + " instead of " + before)
-				}
-			}
-		}
-		os.Stdout.WriteString("stayed\n")
-		return nil
-	})
 }

@@ -3,11 +3,10 @@ package ipvs
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"math"
-	"net"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +15,47 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
+
+// A datagram's messages are taken one by one, and what follows them is counted.
+func TestParseMessageLeft(t *testing.T) {
+	first, second := netlinkMessage(1, 2, 3, []byte{1, 2, 3, 4, 5}), netlinkMessage(4, 5, 6, nil)
+	var m message
+	rest, err := parseMessage(append(first, second...), &m)
+	if err != nil || !bytes.Equal(rest, second) || m.left != len(second) || !bytes.Equal(m.body, []byte{1, 2, 3, 4, 5}) {
+		t.Errorf("%v, rest %x, %+v", err, rest, m)
+	}
+	rest, err = parseMessage(rest, &m)
+	if err != nil || len(rest) != 0 || m.left != 0 || m.typ != 4 || m.flags != 5 || m.seq != 6 || m.portID != fakePortID {
+		t.Errorf("%v, rest %x, %+v", err, rest, m)
+	}
+}
+
+// The kernel's words are found after the request, of which it echoes all or only
+// the header.
+func TestErrorText(t *testing.T) {
+	request := newGenlRequest(nil, fakeFamily, cmdNewService, genlVersion, unix.NLM_F_ACK)
+	request = append(request, attr(1, []byte("not the text\x00"))...)
+	setLength(request)
+	text := attr(unix.NLMSGERR_ATTR_MSG, []byte("the text\x00"))
+	for _, c := range []struct {
+		flags uint16
+		echo  []byte
+		want  string
+	}{
+		{unix.NLM_F_ACK_TLVS | unix.NLM_F_CAPPED, request[:msgHdrLen], "the text"},
+		{unix.NLM_F_ACK_TLVS, request, "the text"},
+		{unix.NLM_F_CAPPED, request[:msgHdrLen], ""},
+		{unix.NLM_F_ACK_TLVS, nil, ""},
+	} {
+		m := message{flags: c.flags, body: append(ne32(^uint32(0)), c.echo...)}
+		if c.echo != nil {
+			m.body = append(m.body, text...)
+		}
+		if got := m.errorText(); got != c.want {
+			t.Errorf("flags %#x: got %q, want %q", c.flags, got, c.want)
+		}
+	}
+}
 
 // countModprobe replaces modprobe for the test, and counts its runs.
 func countModprobe(t *testing.T) *int {
@@ -125,6 +165,29 @@ func TestRowLostReply(t *testing.T) {
 	}
 }
 
+// What could not be sent or received says what it was, and why.
+func TestTransportErrors(t *testing.T) {
+	i := &Handle{}
+	i.timeout.Store(int64(2 * time.Second))
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{unix.ENOBUFS, "ipvs: sending: the kernel had no room for it: no buffer space available"},
+		{unix.EPERM, "ipvs: sending: operation not permitted"},
+		{os.ErrDeadlineExceeded, "ipvs: no reply from the kernel within 2s: i/o timeout"},
+		{errTruncated, errTruncated.Error()},
+	} {
+		if got := i.transportError("sending", c.err); got.Error() != c.want || !errors.Is(got, c.err) {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+	i.closed.Store(true)
+	if got := i.transportError("sending", unix.EPERM); got != ErrClosed {
+		t.Errorf("got %v", got)
+	}
+}
+
 func TestRowLateReplyIsSkipped(t *testing.T) {
 	var late []byte // arrives, with its error, inside the next call
 	i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -143,128 +206,18 @@ func TestRowLateReplyIsSkipped(t *testing.T) {
 	}
 }
 
-func TestSetTimeout(t *testing.T) {
-	i, _ := newFake(t, func([]byte) []fakeReply { return nil })
-	for _, d := range []time.Duration{0, -time.Second} {
-		if err := i.SetTimeout(d); err == nil {
-			t.Errorf("SetTimeout(%v) is taken", d)
-		}
-	}
-	if err := i.SetTimeout(120 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	err := i.Flush()
-	if d := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || d < 120*time.Millisecond || d > 2*time.Second {
-		t.Errorf("%v after %v", err, d)
-	}
-}
-
-// The original is not safe for concurrent use, and a
-// closed handle may use a descriptor that is someone else's by then.
-func TestRowCloseEndsCalls(t *testing.T) {
-	i, _ := newFake(t, func([]byte) []fakeReply { return nil })
-	i.SetTimeout(time.Minute)
-	results := make(chan error)
-	for range 4 { // one waits for a reply, the others for it
-		go func() { results <- i.Flush() }()
-	}
-	time.Sleep(20 * time.Millisecond)
-	i.Close()
-	i.Close()
-	for range 4 {
-		select {
-		case err := <-results:
-			if !errors.Is(err, ErrClosed) || !errors.Is(err, net.ErrClosed) {
-				t.Errorf("a call under way ended with %v", err)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatal("a call goes on after Close")
-		}
-	}
-	if _, err := i.GetServices(); !errors.Is(err, ErrClosed) {
-		t.Errorf("a later call ended with %v", err)
-	}
-	var zero Handle
-	zero.Close()
-	if err := zero.Flush(); !errors.Is(err, ErrClosed) {
-		t.Errorf("a call on the zero Handle ended with %v", err)
-	}
-}
-
-// IsServicePresent answers false for every error, and
-// GetService tells which it was.
-func TestRowIsServicePresent(t *testing.T) {
-	answer := syscall.ESRCH
-	i, _ := newFake(t, func(r []byte) []fakeReply { return one(errorReply(r, answer)) })
-	for _, answer = range []syscall.Errno{syscall.ESRCH, syscall.EPERM} {
-		if i.IsServicePresent(&someService) {
-			t.Errorf("present although the kernel said %v", answer)
-		}
-		if _, err := i.GetService(&someService); err != error(answer) {
-			t.Errorf("GetService: %v, want the bare %v", err, answer)
-		}
-	}
-}
-
-func TestGetServiceWantsExactlyOne(t *testing.T) {
-	b, err := fillService(nil, &someService, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n := range 4 {
+// Replies to requests that were not yet made are none to this one.
+func TestReplyToAnotherRequest(t *testing.T) {
+	for _, off := range []uint32{1, 2, 1 << 20, 1 << 31, ^uint32(0)} {
 		i, _ := newFake(t, func(r []byte) []fakeReply {
-			if n == 0 {
-				return one(doneReply(r, 0))
-			}
-			return one(bytes.Repeat(dataReply(r, 0, cmdNewService, b), n))
+			other := bytes.Clone(r)
+			setSequence(other, seqOf(r)+off)
+			return append(one(errorReply(other, syscall.EPERM)), one(errorReply(r, syscall.EEXIST))...)
 		})
-		s, err := i.GetService(&someService)
-		if n == 1 {
-			if err != nil || s.SchedName != RoundRobin {
-				t.Errorf("one service: %+v, %v", s, err)
-			}
-		} else if want := fmt.Sprintf("Expected only one service obtained=%d", n); err == nil || err.Error() != want {
-			t.Errorf("%d services: %v, want %q", n, err, want)
+		i.seq = 1000
+		if err := i.NewService(ipv4Service(1)); err != syscall.EEXIST {
+			t.Errorf("%#x later: %v", off, err)
 		}
-	}
-}
-
-func TestKernelErrorsAreBare(t *testing.T) {
-	for _, errno := range []syscall.Errno{syscall.EEXIST, syscall.ESRCH, syscall.EINVAL, syscall.EPERM, syscall.ERANGE} {
-		i, _ := newFake(t, func(r []byte) []fakeReply { return one(errorReply(r, errno)) })
-		for name, err := range map[string]error{
-			"NewService":        i.NewService(&someService),
-			"UpdateService":     i.UpdateService(&someService),
-			"DelService":        i.DelService(&someService),
-			"Flush":             i.Flush(),
-			"NewDestination":    i.NewDestination(&someService, &someDestination),
-			"UpdateDestination": i.UpdateDestination(&someService, &someDestination),
-			"DelDestination":    i.DelDestination(&someService, &someDestination),
-			"GetServices":       second(i.GetServices()),
-			"GetDestinations":   second(i.GetDestinations(&someService)),
-			"GetService":        second(i.GetService(&someService)),
-			"GetConfig":         second(i.GetConfig()),
-			"SetConfig":         i.SetConfig(&Config{}),
-		} {
-			if err != error(errno) {
-				t.Errorf("%s: %v, want the bare %v", name, err, errno)
-			}
-		}
-	}
-}
-
-// A time-out of for ever is one.
-func TestLargestTimeout(t *testing.T) {
-	i, _ := newFake(t, func(r []byte) []fakeReply {
-		part := dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, &someService, true)))
-		return []fakeReply{{data: part}, {data: part}, {data: part}, {data: doneReply(r, 0)}}
-	})
-	if err := i.SetTimeout(math.MaxInt64); err != nil {
-		t.Fatal(err)
-	}
-	if services, err := i.GetServices(); err != nil || len(services) != 1 {
-		t.Errorf("%d services, %v", len(services), err)
 	}
 }
 
@@ -342,6 +295,39 @@ func TestListWhileModuleUnloads(t *testing.T) {
 	}
 }
 
+// A missing IPVS is logged once, until there is one.
+func TestMissingIPVSIsLoggedOnce(t *testing.T) {
+	if !mayLoadModules() {
+		t.Skip("SKIP: needs the right to load modules, without which nothing is logged")
+	}
+	countModprobe(t)
+	var log bytes.Buffer
+	out := logrus.StandardLogger().Out
+	logrus.SetOutput(&log)
+	was := warned.Swap(false)
+	t.Cleanup(func() { logrus.SetOutput(out); warned.Store(was) })
+	there := false
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		if there {
+			return one(familyReply(r, fakeFamily))
+		}
+		return one(errorReply(r, syscall.ENOENT))
+	})
+	for turn, step := range []struct {
+		there bool
+		lines int
+	}{{true, 0}, {false, 1}, {false, 0}, {true, 0}, {false, 1}} {
+		log.Reset()
+		there = step.there
+		if err := i.setup(i.socket); (err == nil) != there {
+			t.Errorf("turn %d: %v", turn, err)
+		}
+		if got := strings.Count(log.String(), "\n"); got != step.lines || got > 0 && !strings.Contains(log.String(), "not here") {
+			t.Errorf("turn %d: logged %q", turn, log.String())
+		}
+	}
+}
+
 // The reason why IPVS could not be loaded reaches the caller, and the log once.
 func TestNotSupportedSaysWhy(t *testing.T) {
 	var log strings.Builder
@@ -365,6 +351,39 @@ func TestNotSupportedSaysWhy(t *testing.T) {
 	if err := notSupported(nil); err != ErrNotSupported {
 		t.Errorf("without a reason: %v", err)
 	}
+}
+
+// Only the capability to load modules counts.
+func TestMayLoadModules(t *testing.T) {
+	effective := func() uint64 {
+		status, err := os.ReadFile("/proc/thread-self/status")
+		must(t, err)
+		_, after, _ := strings.Cut(string(status), "CapEff:")
+		caps, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
+		must(t, err)
+		return caps
+	}
+	set := func(caps uint64) {
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		must(t, unix.Capget(&hdr, &data[0]))
+		data[0].Effective, data[1].Effective = uint32(caps), uint32(caps>>32)
+		must(t, unix.Capset(&hdr, &data[0]))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		const module = 1 << unix.CAP_SYS_MODULE
+		all := effective()
+		for _, caps := range []uint64{all, all & module, all &^ module, 0} {
+			set(caps)
+			if got, want := mayLoadModules(), caps&module != 0; got != want {
+				t.Errorf("capabilities %#x: %v", caps, got)
+			}
+		}
+	}()
+	<-done
 }
 
 // modprobe is a program that leaves a child behind with its output open, fails
@@ -424,5 +443,18 @@ func TestAnswerLargerThanBuffer(t *testing.T) {
 	sent := len(k.requests)
 	if err := i.NewService(&someService); err != errTruncated || len(k.requests) != sent+1 {
 		t.Errorf("NewService: %v after %d requests", err, len(k.requests)-sent)
+	}
+}
+
+// A reply that fills the buffer to the last byte is a whole one.
+func TestReplyFillsBuffer(t *testing.T) {
+	i, k := newFake(t, func(r []byte) []fakeReply {
+		return one(dataReply(r, 0, cmdSetInfo, attr(infoAttrVersion, ne32(0x010201))))
+	})
+	for missing, requests := range map[int]int{0: 1, 1: 2} { // what does not fit is requested again
+		i.socket.in, k.requests = make([]byte, msgHdrLen+genlHdrLen+8-missing), nil
+		if info, err := i.GetInfo(); err != nil || info.Version != 0x010201 || len(k.requests) != requests {
+			t.Errorf("%+v, %v after %d requests", info, err, len(k.requests))
+		}
 	}
 }

@@ -416,6 +416,21 @@ func TestQuickReadClose(t *testing.T) {
 	}
 }
 
+// A handle that is closed while the socket for getsockopt is opened leaves none open.
+func TestQuickReadClosedMeanwhile(t *testing.T) {
+	s := netlinkSocket(t)
+	defer s.close()
+	i := &Handle{socket: s, kernel: true}
+	r := &optReader{getsockopt: func(int, int, []byte) error { return nil }}
+	i.closed.Store(true)
+	if table := r.open(i, 1); table != nil {
+		t.Error("a closed handle reads")
+	}
+	if opened := r.socket.Load(); opened == nil || !opened.closed.Load() {
+		t.Error("the socket stays open")
+	}
+}
+
 // DrainFor gets destinations as netlink tells them, counters included.
 func TestQuickReadDrainFor(t *testing.T) {
 	table := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, {ipv4Service(2), []*Destination{ipv4Destination(3)}}}
@@ -471,6 +486,37 @@ func TestQuickReadMemory(t *testing.T) {
 	r := i.opt.Load()
 	if cap(r.destBuffer) != 0 || cap(r.serviceBuffer) == 0 || cap(r.serviceBuffer) > maxKeptBuffer {
 		t.Errorf("buffers of %d and %d bytes are kept", cap(r.destBuffer), cap(r.serviceBuffer))
+	}
+}
+
+// An entry of the kernel's older interface is a service's if all that identifies
+// it is the same.
+func TestOptServiceIs(t *testing.T) {
+	e := make(optService, optServiceSize)
+	native.PutUint16(e, unix.IPPROTO_TCP)
+	copy(e[4:], []byte{10, 0, 0, 1})
+	copy(e[8:], be16(80))
+	same := Service{AddressFamily: unix.AF_INET, Address: []byte{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80}
+	if !e.is(&same) || e.isEmpty() {
+		t.Error("the service is not recognized")
+	}
+	for name, change := range map[string]func(s *Service){
+		"address":  func(s *Service) { s.Address = []byte{10, 0, 0, 2} },
+		"length":   func(s *Service) { s.Address = append([]byte{10, 0, 0, 1}, make([]byte, 12)...) },
+		"port":     func(s *Service) { s.Port = 81 },
+		"protocol": func(s *Service) { s.Protocol = unix.IPPROTO_UDP },
+		"mark":     func(s *Service) { s.FWMark = 1 },
+	} {
+		other := same
+		change(&other)
+		if e.is(&other) {
+			t.Errorf("another %s is taken for the same", name)
+		}
+	}
+	mark := make(optService, optServiceSize)
+	native.PutUint32(mark[12:], 7)
+	if !mark.is(&Service{FWMark: 7}) || mark.is(&Service{FWMark: 8}) || mark.is(&same) || mark.isEmpty() {
+		t.Error("firewall marks")
 	}
 }
 

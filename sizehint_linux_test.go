@@ -33,3 +33,15 @@ func TestLengths(t *testing.T) {
 	guess(cmdGetService, serviceKey{}, 2000)
 	guess(cmdGetDest, c, 1<<20)
 }
+
+// A list that had no entries is expected to have none, whatever others had.
+func TestPredictEmptyList(t *testing.T) {
+	var l sizeHints
+	a, b := serviceKey{port: 1}, serviceKey{port: 2}
+	l.record(cmdGetDest, a, longList+1)
+	l.record(cmdGetDest, b, 0)
+	l.record(cmdGetDest, a, longList+1)
+	if got := l.predict(cmdGetDest, b); got != 0 {
+		t.Errorf("got %d", got)
+	}
+}

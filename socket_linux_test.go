@@ -176,55 +176,6 @@ func TestWaitTimesOut(t *testing.T) {
 	}
 }
 
-// A handle that is dropped without Close is closed by the garbage collector, both
-// of its sockets, and never during a call.
-func TestDroppedHandlesAreClosed(t *testing.T) {
-	before := len(descriptors(t))
-	const handles = 200
-	func() {
-		for range handles {
-			s := netlinkSocket(t)
-			bulk := netlinkSocket(t)
-			i := &Handle{socket: s}
-			i.closeWithHandle(s)
-			i.bulk.Store(bulk)
-			i.closeWithHandle(bulk)
-		}
-	}()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		runtime.GC()
-		if now := len(descriptors(t)); now <= before {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, %d before", now, before)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-
-	// A call on a handle that nothing else refers to.
-	released := make(chan struct{})
-	done := make(chan error, 1)
-	func() {
-		i, _ := newFake(t, func(r []byte) []fakeReply {
-			<-released
-			return acknowledge(r)
-		})
-		detached := &Handle{socket: i.socket, family: i.family}
-		i.socket = nil // the test's cleanup leaves it alone
-		detached.timeout.Store(int64(time.Minute))
-		detached.closeWithHandle(detached.socket)
-		go func() { done <- detached.Flush() }()
-	}()
-	for range 5 {
-		runtime.GC()
-		time.Sleep(5 * time.Millisecond)
-	}
-	close(released)
-	if err := <-done; err != nil {
-		t.Errorf("a call on a handle that was dropped meanwhile: %v", err)
-	}
-}
-
 // After a list that timed out, the next one waits for the old one to end, or
 // ends with an error that matches os.ErrDeadlineExceeded; changes are sent.
 func TestListAfterAbandonedList(t *testing.T) {
@@ -251,28 +202,6 @@ func TestListAfterAbandonedList(t *testing.T) {
 	k.respond = rightReplies
 	if got, err := i.GetServices(); err != nil || len(got) != 2 {
 		t.Errorf("after the old list ended: %d services, %v", len(got), err)
-	}
-}
-
-// A second socket that could not be opened is tried again for the next long list.
-func TestBulkSocketTriedAgain(t *testing.T) {
-	i := new(Handle)
-	s := netlinkSocket(t)
-	i.socket = s
-	defer i.Close()
-	var limit, none unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	none = unix.Rlimit{Cur: 0, Max: limit.Max}
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
-	refused := i.bulkSocket()
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if refused != s {
-		t.Fatal("a second socket without a descriptor for it")
-	}
-	if bulk := i.bulkSocket(); bulk == s {
-		t.Skip("SKIP: SIOCGSKNS or setns is not permitted here")
-	} else if len(bulk.in) != largeBuffer || i.bulkSocket() != bulk {
-		t.Errorf("the second socket has a buffer of %d bytes", len(bulk.in))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -249,38 +248,6 @@ func TestKernelTotals(t *testing.T) {
 	if totals := mustGet(n.ipvs.GetTotals())(t); countersOf(*totals) != (counters{}) {
 		t.Errorf("after Zero: %+v", totals)
 	}
-}
-
-// What has to be done in another namespace is never done by the main thread.
-func TestKernelInNamespaceNeverMain(t *testing.T) {
-	needKernel(t)
-	if out, err := helper("never-main").CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
-}
-
-func init() {
-	addHelper("never-main", func() error {
-		// Unlike in the tests the main thread is free here, and on one processor the
-		// next goroutine often gets it.
-		runtime.UnlockOSThread()
-		ns, err := netns.GetFromPath("/proc/self/ns/net")
-		if err != nil {
-			return err
-		}
-		runtime.GOMAXPROCS(1)
-		for range 200 {
-			if err := inNamespace(ns, func() error {
-				if unix.Gettid() == unix.Getpid() {
-					return errors.New("f runs on the main thread")
-				}
-				return nil
-			}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // A persistent client stays on a destination of weight 0, unless

@@ -2,12 +2,33 @@ package ipvs
 
 import (
 	"errors"
+	"io/fs"
 	"math"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 )
+
+// A setting is one number.
+func TestReadSysctl(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "setting")
+	for text, want := range map[string]int{"42\n": 42, "-1\n": -1, "0": 0} {
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		if got, err := readSysctl(path); err != nil || got != want {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+	must(t, os.WriteFile(path, []byte("3\t50\n"), 0o644))
+	if got, err := readSysctl(path); err == nil || err.Error() != `its value "3\t50" is not one number` || got != 0 {
+		t.Errorf("two numbers: %d, %v", got, err)
+	}
+	if got, err := readSysctl(path + "x"); !errors.Is(err, fs.ErrNotExist) || got != 0 {
+		t.Errorf("not there: %d, %v", got, err)
+	}
+}
 
 // A name that is no setting's never reaches the file system.
 func TestSysctlNames(t *testing.T) {
@@ -39,6 +60,17 @@ func TestSetSysctlRange(t *testing.T) {
 		value += value / math.MaxInt32 // one beyond
 		if err := i.SetSysctl("am_droprate", value); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%d: %v, want EINVAL", value, err)
+		}
+	}
+}
+
+// The largest and the smallest values are not refused for their size.
+func TestSetSysctlLimits(t *testing.T) {
+	i, _ := newFake(t, nil)
+	i.Close()
+	for _, value := range []int{math.MinInt32, math.MaxInt32} {
+		if err := i.SetSysctl("am_droprate", value); err != ErrClosed {
+			t.Errorf("%d: %v", value, err)
 		}
 	}
 }
