@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +21,10 @@ func TestIsBigEndian(t *testing.T) {
 		t.Errorf("isBigEndian is %v, native says %v", isBigEndian, got)
 	}
 }
+
+// Byte orders. The recordings come from little-endian machines. On others they
+// are turned around first, by a reading of the messages that has nothing to do
+// with the library's.
 
 // swapper turns the numbers in b, which are in the byte order from, around.
 type swapper func(b []byte, from binary.ByteOrder) error
@@ -180,6 +187,105 @@ func swapHeader(b []byte) {
 	for _, field := range [][]byte{b[:4], b[4:6], b[6:8], b[8:12], b[12:16]} {
 		slices.Reverse(field)
 	}
+}
+
+// Messages of kernels that are too old to be recorded, made by hand after
+// linux/ip_vs.h, in both byte orders. They are parts of dumps.
+
+// oldDestination is a destination as before 3.18: no address family, no 64-bit
+// counters, no tunnel.
+var oldDestination = map[bool]string{
+	false: `
+	c8000000 21000200 01000000 67120000  05010000 b4000200  14000100 0a010203 00000000 00000000 00000000
+	06000200 1f900000  08000300 03000000  08000400 01000100  08000500 64000000  08000600 32000000
+	08000700 05000000  08000800 06000000  08000900 07000000  5c000a00  08000100 11000000
+	08000200 12000000  08000300 13000000  0c000400 14000000 01000000  0c000500 15000000 01000000
+	08000600 16000000  08000700 17000000  08000800 18000000  08000900 19000000  08000a00 1a000000`,
+	true: `
+	000000c8 00210002 00000001 00001267  05010000 00b40002  00140001 0a010203 00000000 00000000 00000000
+	00060002 1f900000  00080003 00000003  00080004 00010001  00080005 00000064  00080006 00000032
+	00080007 00000005  00080008 00000006  00080009 00000007  005c000a  00080001 00000011
+	00080002 00000012  00080003 00000013  000c0004 00000001 00000014  000c0005 00000001 00000015
+	00080006 00000016  00080007 00000017  00080008 00000018  00080009 00000019  0008000a 0000001a`,
+}
+
+// oldServices are two services as before 4.1, without 64-bit counters.
+var oldServices = map[bool]string{
+	false: `
+	c4000000 21000200 01000000 67120000  01010000 b0000100  06000100 02000000  06000200 06000000
+	14000300 0a000001 00000000 00000000 00000000  06000400 00500000  08000600 77727200
+	0c000700 03000000 ffffffff  08000800 68010000  08000900 fffff000  5c000a00  08000100 21000000
+	08000200 22000000  08000300 23000000  0c000400 24000000 01000000  0c000500 25000000 01000000
+	08000600 26000000  08000700 27000000  08000800 28000000  08000900 29000000  08000a00 2a000000
+
+	b0000000 21000200 01000000 67120000  01010000 9c000100  06000100 0a000000  08000500 04030201
+	07000600 72720000  08000b00 73697000  0c000700 02000000 ffffffff  08000800 00000000
+	08000900 40000000  5c000a00  08000100 31000000  08000200 32000000  08000300 33000000
+	0c000400 34000000 01000000  0c000500 35000000 01000000  08000600 36000000  08000700 37000000
+	08000800 38000000  08000900 39000000  08000a00 3a000000`,
+	true: `
+	000000c4 00210002 00000001 00001267  01010000 00b00001  00060001 00020000  00060002 00060000
+	00140003 0a000001 00000000 00000000 00000000  00060004 00500000  00080006 77727200
+	000c0007 00000003 ffffffff  00080008 00000168  00080009 fffff000  005c000a  00080001 00000021
+	00080002 00000022  00080003 00000023  000c0004 00000001 00000024  000c0005 00000001 00000025
+	00080006 00000026  00080007 00000027  00080008 00000028  00080009 00000029  0008000a 0000002a
+
+	000000b0 00210002 00000001 00001267  01010000 009c0001  00060001 000a0000  00080005 01020304
+	00070006 72720000  0008000b 73697000  000c0007 00000002 ffffffff  00080008 00000000
+	00080009 00000040  005c000a  00080001 00000031  00080002 00000032  00080003 00000033
+	000c0004 00000001 00000034  000c0005 00000001 00000035  00080006 00000036  00080007 00000037
+	00080008 00000038  00080009 00000039  0008000a 0000003a`,
+}
+
+func TestGoldenByHandDestination(t *testing.T) {
+	v6 := net.ParseIP("2001:db8::1")
+	want := Destination{Address: net.IP{10, 1, 2, 3}, Port: 8080, Weight: 65537, ConnectionFlags: ConnectionFlagDirectRoute,
+		AddressFamily: unix.AF_INET, UpperThreshold: 100, LowerThreshold: 50, ActiveConnections: 5, InactiveConnections: 6,
+		PersistentConnections: 7,
+		Stats: DstStats{Connections: 0x11, PacketsIn: 0x12, PacketsOut: 0x13, BytesIn: 1<<32 + 0x14, BytesOut: 1<<32 + 0x15,
+			CPS: 0x16, PPSIn: 0x17, PPSOut: 0x18, BPSIn: 0x19, BPSOut: 0x1a},
+		Stats64: Stats64{Connections: 0x11, PacketsIn: 0x12, PacketsOut: 0x13, BytesIn: 1<<32 + 0x14, BytesOut: 1<<32 + 0x15,
+			CPS: 0x16, PPSIn: 0x17, PPSOut: 0x18, BPSIn: 0x19, BPSOut: 0x1a}}
+	want6 := want
+	want6.Address, want6.AddressFamily = v6, unix.AF_INET6
+	for address, want := range map[string]*Destination{
+		"0a010203000000000000000000000000": &want,
+		hex.EncodeToString(v6):             &want6,
+		"00000000000000000000000000000000": nil, // of neither family
+	} {
+		part := fromHex(t, oldDestination[isBigEndian])
+		copy(part[28:44], fromHex(t, address))
+		i, _ := newFake(t, func(r []byte) []fakeReply { return []fakeReply{{data: part}, {data: doneReply(r, 0)}} })
+		got, err := i.GetDestinations(&someService)
+		if want == nil {
+			if got != nil || err == nil || !strings.HasPrefix(err.Error(), "ipvs: malformed reply: ") {
+				t.Errorf("address %s: %s, error %v", address, show(got), err)
+			}
+		} else if err != nil || !reflect.DeepEqual(got, []*Destination{want}) {
+			t.Errorf("address %s: error %v, got\n%s\nwant\n%+v", address, err, show(got), *want)
+		}
+	}
+}
+
+func TestGoldenByHandServices(t *testing.T) {
+	i, _ := newFake(t, func(r []byte) []fakeReply {
+		return []fakeReply{{data: fromHex(t, oldServices[isBigEndian])}, {data: doneReply(r, 0)}}
+	})
+	step := goldenStep{want: []*Service{
+		{Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: "wrr",
+			Flags: ServiceFlagHashed | ServiceFlagPersistent, Timeout: 360, Netmask: ipv4Mask(20), AddressFamily: unix.AF_INET,
+			Stats: SvcStats{Connections: 0x21, PacketsIn: 0x22, PacketsOut: 0x23, BytesIn: 1<<32 + 0x24, BytesOut: 1<<32 + 0x25,
+				CPS: 0x26, PPSIn: 0x27, PPSOut: 0x28, BPSIn: 0x29, BPSOut: 0x2a},
+			Stats64: Stats64{Connections: 0x21, PacketsIn: 0x22, PacketsOut: 0x23, BytesIn: 1<<32 + 0x24, BytesOut: 1<<32 + 0x25,
+				CPS: 0x26, PPSIn: 0x27, PPSOut: 0x28, BPSIn: 0x29, BPSOut: 0x2a}},
+		{FWMark: 0x01020304, SchedName: "rr", PEName: "sip", Flags: ServiceFlagHashed, Netmask: 64, AddressFamily: unix.AF_INET6,
+			Stats: SvcStats{Connections: 0x31, PacketsIn: 0x32, PacketsOut: 0x33, BytesIn: 1<<32 + 0x34, BytesOut: 1<<32 + 0x35,
+				CPS: 0x36, PPSIn: 0x37, PPSOut: 0x38, BPSIn: 0x39, BPSOut: 0x3a},
+			Stats64: Stats64{Connections: 0x31, PacketsIn: 0x32, PacketsOut: 0x33, BytesIn: 1<<32 + 0x34, BytesOut: 1<<32 + 0x35,
+				CPS: 0x36, PPSIn: 0x37, PPSOut: 0x38, BPSIn: 0x39, BPSOut: 0x3a}},
+	}}
+	got, err := i.GetServices()
+	step.check(t, got, err)
 }
 
 // The two byte orders of the messages made by hand check swapMessages, too.
