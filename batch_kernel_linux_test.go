@@ -11,33 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A small receive queue makes small sends, so that even if all fail the replies fit.
-func TestKernelDoAllFail(t *testing.T) {
-	i, ns := newKernelHandle(t)
-	for _, queue := range []int{0, 20000, 1} {
-		if queue > 0 {
-			must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
-		}
-		var b Batch
-		for n := range 1000 {
-			b.DelService(ipv4Service(n))
-		}
-		err := i.Do(&b)
-		var failed *BatchError
-		if !errors.As(err, &failed) || len(failed.Errors) != 1000 {
-			t.Fatalf("queue %d: %v", queue, err)
-		}
-		for n, op := range failed.Errors {
-			if op.Index != n || op.Err != syscall.ESRCH {
-				t.Fatalf("queue %d: %v", queue, op)
-			}
-		}
-	}
-	if out := ipvsadm(t, ns, "-Sn"); out != "" {
-		t.Errorf("ipvsadm shows %s", out)
-	}
-}
-
 func TestKernelBatch(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	const services, dests = 300, 3
@@ -94,6 +67,33 @@ func TestKernelBatch(t *testing.T) {
 	must(t, i.Do(&b))
 	if services := mustGet(i.GetServices())(t); len(services) != 0 {
 		t.Errorf("%d services left", len(services))
+	}
+}
+
+// A small receive queue makes small sends, so that even if all fail the replies fit.
+func TestKernelDoAllFail(t *testing.T) {
+	i, ns := newKernelHandle(t)
+	for _, queue := range []int{0, 20000, 1} {
+		if queue > 0 {
+			must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue))
+		}
+		var b Batch
+		for n := range 1000 {
+			b.DelService(ipv4Service(n))
+		}
+		err := i.Do(&b)
+		var failed *BatchError
+		if !errors.As(err, &failed) || len(failed.Errors) != 1000 {
+			t.Fatalf("queue %d: %v", queue, err)
+		}
+		for n, op := range failed.Errors {
+			if op.Index != n || op.Err != syscall.ESRCH {
+				t.Fatalf("queue %d: %v", queue, op)
+			}
+		}
+	}
+	if out := ipvsadm(t, ns, "-Sn"); out != "" {
+		t.Errorf("ipvsadm shows %s", out)
 	}
 }
 

@@ -22,110 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listConnections reads the whole table.
-func listConnections(t *testing.T, i *Handle) (all []Connection) {
-	t.Helper()
-	for c, err := range i.Connections() {
-		must(t, err)
-		all = append(all, *c)
-	}
-	return all
-}
-
-// asIpvsadm writes a connection, but for its time, with the fields of a line of
-// ipvsadm -Lnc.
-func asIpvsadm(c Connection) string {
-	protocols := map[uint16]string{unix.IPPROTO_IP: "IP", unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}
-	return strings.TrimSpace(fmt.Sprintf("%s %s %v %v %v %s %s", protocols[c.Protocol], c.State, c.Client, c.Virtual, c.Destination, c.PEName, c.PEData))
-}
-
-// ipvsadmConnections returns the lines of ipvsadm -Lnc without the time, and the
-// time for each.
-func ipvsadmConnections(t *testing.T, ns netns.NsHandle) (lines map[string]time.Duration) {
-	t.Helper()
-	lines = map[string]time.Duration{}
-	for _, line := range strings.Split(strings.TrimSpace(ipvsadm(t, ns, "-Lnc", "--persistent-conn")), "\n")[2:] {
-		f := strings.Fields(line)
-		var minutes, seconds int
-		if _, err := fmt.Sscanf(f[1], "%d:%d", &minutes, &seconds); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
-		lines[strings.Join(slices.Delete(f, 1, 2), " ")] = time.Duration(60*minutes+seconds) * time.Second
-	}
-	return lines
-}
-
-// wantAsIpvsadm compares the connections with what ipvsadm lists in every field.
-// Their times run down meanwhile: ipvsadm's is between two of the library's.
-func wantAsIpvsadm(t *testing.T, i *Handle, ns netns.NsHandle, refresh func()) {
-	t.Helper()
-	times := func() map[string]time.Duration {
-		lines := map[string]time.Duration{}
-		for _, c := range listConnections(t, i) {
-			lines[asIpvsadm(c)] = c.Expires
-		}
-		return lines
-	}
-	var before, want, after map[string]time.Duration
-	if !eventually(func() bool {
-		refresh()
-		before, want, after = times(), ipvsadmConnections(t, ns), times()
-		same := len(before) == len(want) && len(after) == len(want)
-		for line, expires := range want {
-			first, ok1 := before[line]
-			last, ok2 := after[line]
-			same = same && ok1 && ok2 && last <= expires && expires <= first
-		}
-		return same
-	}) {
-		t.Errorf("got\n%v\nthen\n%v\nipvsadm has\n%v", before, after, want)
-	}
-}
-
-// holdTCP accepts connections, until the test ends, and reads what comes.
-func holdTCP(t *testing.T, ns netns.NsHandle, address string) {
-	t.Helper()
-	var server net.Listener
-	var err error
-	within(t, ns, func() { server, err = net.Listen("tcp", address) })
-	must(t, err)
-	t.Cleanup(func() { server.Close() })
-	go func() {
-		for {
-			c, err := server.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { c.Close() })
-			go io.Copy(io.Discard, c)
-		}
-	}()
-}
-
-// sendSCTP sends the packet that opens an SCTP association.
-func sendSCTP(t *testing.T, ns netns.NsHandle, from, to string, fromPort, toPort uint16) {
-	t.Helper()
-	p := binary.BigEndian.AppendUint16(nil, fromPort)
-	p = binary.BigEndian.AppendUint16(p, toPort)
-	p = append(p, 0, 0, 0, 0, 0, 0, 0, 0) // no tag yet; the checksum
-	p = append(p, 1, 0, 0, 20)            // INIT
-	p = append(p, 0, 0, 0, 1, 0, 1, 0, 0) // tag, window
-	p = append(p, 0, 1, 0, 1, 0, 0, 0, 1) // streams out and in, sequence number
-	sum := crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))
-	binary.LittleEndian.PutUint32(p[8:], sum)
-	within(t, ns, func() {
-		c, err := net.DialIP("ip:sctp", &net.IPAddr{IP: net.ParseIP(from)}, &net.IPAddr{IP: net.ParseIP(to)})
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
-		if _, err := c.Write(p); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // Connections of all kinds are those that the traffic made, and what ipvsadm lists.
 func TestKernelConnections(t *testing.T) {
 	n := newNetwork(t)
@@ -284,6 +180,110 @@ func TestKernelConnections(t *testing.T) {
 		t.Errorf("the backup has\n%s\nwant also\n%s", strings.Join(have, "\n"), strings.Join(synced, "\n"))
 	}
 	wantAsIpvsadm(t, backup, backupNS, func() {})
+}
+
+// listConnections reads the whole table.
+func listConnections(t *testing.T, i *Handle) (all []Connection) {
+	t.Helper()
+	for c, err := range i.Connections() {
+		must(t, err)
+		all = append(all, *c)
+	}
+	return all
+}
+
+// asIpvsadm writes a connection, but for its time, with the fields of a line of
+// ipvsadm -Lnc.
+func asIpvsadm(c Connection) string {
+	protocols := map[uint16]string{unix.IPPROTO_IP: "IP", unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}
+	return strings.TrimSpace(fmt.Sprintf("%s %s %v %v %v %s %s", protocols[c.Protocol], c.State, c.Client, c.Virtual, c.Destination, c.PEName, c.PEData))
+}
+
+// ipvsadmConnections returns the lines of ipvsadm -Lnc without the time, and the
+// time for each.
+func ipvsadmConnections(t *testing.T, ns netns.NsHandle) (lines map[string]time.Duration) {
+	t.Helper()
+	lines = map[string]time.Duration{}
+	for _, line := range strings.Split(strings.TrimSpace(ipvsadm(t, ns, "-Lnc", "--persistent-conn")), "\n")[2:] {
+		f := strings.Fields(line)
+		var minutes, seconds int
+		if _, err := fmt.Sscanf(f[1], "%d:%d", &minutes, &seconds); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		lines[strings.Join(slices.Delete(f, 1, 2), " ")] = time.Duration(60*minutes+seconds) * time.Second
+	}
+	return lines
+}
+
+// wantAsIpvsadm compares the connections with what ipvsadm lists in every field.
+// Their times run down meanwhile: ipvsadm's is between two of the library's.
+func wantAsIpvsadm(t *testing.T, i *Handle, ns netns.NsHandle, refresh func()) {
+	t.Helper()
+	times := func() map[string]time.Duration {
+		lines := map[string]time.Duration{}
+		for _, c := range listConnections(t, i) {
+			lines[asIpvsadm(c)] = c.Expires
+		}
+		return lines
+	}
+	var before, want, after map[string]time.Duration
+	if !eventually(func() bool {
+		refresh()
+		before, want, after = times(), ipvsadmConnections(t, ns), times()
+		same := len(before) == len(want) && len(after) == len(want)
+		for line, expires := range want {
+			first, ok1 := before[line]
+			last, ok2 := after[line]
+			same = same && ok1 && ok2 && last <= expires && expires <= first
+		}
+		return same
+	}) {
+		t.Errorf("got\n%v\nthen\n%v\nipvsadm has\n%v", before, after, want)
+	}
+}
+
+// holdTCP accepts connections, until the test ends, and reads what comes.
+func holdTCP(t *testing.T, ns netns.NsHandle, address string) {
+	t.Helper()
+	var server net.Listener
+	var err error
+	within(t, ns, func() { server, err = net.Listen("tcp", address) })
+	must(t, err)
+	t.Cleanup(func() { server.Close() })
+	go func() {
+		for {
+			c, err := server.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { c.Close() })
+			go io.Copy(io.Discard, c)
+		}
+	}()
+}
+
+// sendSCTP sends the packet that opens an SCTP association.
+func sendSCTP(t *testing.T, ns netns.NsHandle, from, to string, fromPort, toPort uint16) {
+	t.Helper()
+	p := binary.BigEndian.AppendUint16(nil, fromPort)
+	p = binary.BigEndian.AppendUint16(p, toPort)
+	p = append(p, 0, 0, 0, 0, 0, 0, 0, 0) // no tag yet; the checksum
+	p = append(p, 1, 0, 0, 20)            // INIT
+	p = append(p, 0, 0, 0, 1, 0, 1, 0, 0) // tag, window
+	p = append(p, 0, 1, 0, 1, 0, 0, 0, 1) // streams out and in, sequence number
+	sum := crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli))
+	binary.LittleEndian.PutUint32(p[8:], sum)
+	within(t, ns, func() {
+		c, err := net.DialIP("ip:sctp", &net.IPAddr{IP: net.ParseIP(from)}, &net.IPAddr{IP: net.ParseIP(to)})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		if _, err := c.Write(p); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func familyOfText(address string) int {

@@ -16,77 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newDaemonHandle opens a handle in a namespace with a link for daemons, whose
-// MTU is not the usual one.
-func newDaemonHandle(t *testing.T) (*Handle, netns.NsHandle) {
-	t.Helper()
-	i, ns := newKernelHandle(t)
-	holdHooks()
-	quickIPv6(t, ns)
-	iproute(t, ns,
-		"link add sync type dummy",
-		"link set sync mtu 9000 up",
-		"addr add 192.0.2.1/24 dev sync",
-		"addr add 2001:db8::1/64 dev sync nodad")
-	stopDaemons(t, i)
-	return i, ns
-}
-
-// stopDaemons stops at the end of the test what it may have left running.
-func stopDaemons(t *testing.T, i *Handle) {
-	t.Cleanup(func() {
-		for _, state := range []DaemonState{DaemonMaster, DaemonBackup} {
-			if err := i.DelDaemon(state); err != nil && err != error(syscall.ESRCH) {
-				t.Errorf("stopping the %v: %v", state, err)
-			}
-		}
-	})
-}
-
-// startDaemon starts a daemon and waits until its thread runs: the kernel does not
-// answer the request to stop one that it has not come to run yet.
-func startDaemon(t *testing.T, i *Handle, d Daemon) {
-	t.Helper()
-	must(t, i.NewDaemon(&d))
-	var threads []string
-	running := func() bool {
-		threads = nil
-		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, name := range stats {
-			data, _ := os.ReadFile(name) // a process may end
-			if _, rest, found := strings.Cut(string(data), "(ipvs-"); found && (rest[0] == 'm' || rest[0] == 'b') {
-				threads = append(threads, string(data))
-			}
-		}
-		asleep := func(stat string) bool { return strings.Contains(stat, ") S ") }
-		return len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool { return !asleep(stat) })
-	}
-	eventually(running)
-	if !running() {
-		t.Fatalf("the %v does not run: %s", d.State, threads)
-	}
-}
-
-// wantDaemons compares the daemons that run with the library's and ipvsadm's view.
-func wantDaemons(t *testing.T, i *Handle, ns netns.NsHandle, want ...Daemon) {
-	t.Helper()
-	var got []Daemon
-	for _, d := range mustGet(i.GetDaemons())(t) {
-		got = append(got, *d)
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
-	adm := ""
-	for _, d := range want {
-		adm += fmt.Sprintf("%v sync daemon (mcast=%s, syncid=%d, maxlen=%d, group=%v, port=%d, ttl=%d)\n",
-			d.State, d.MulticastInterface, d.SyncID, d.SyncMaxLen, d.MulticastGroup, d.MulticastPort, d.MulticastTTL)
-	}
-	if got := ipvsadm(t, ns, "-Ln", "--daemon"); got != adm {
-		t.Errorf("ipvsadm shows\n%swant\n%s", got, adm)
-	}
-}
-
 // Daemons are what they were asked to be, and what was left out is the kernel's
 // choice: the library's and ipvsadm's view of it are pinned.
 func TestKernelDaemon(t *testing.T) {
@@ -159,6 +88,77 @@ func TestKernelDaemon(t *testing.T) {
 		}
 	}
 	wantDaemons(t, i, ns)
+}
+
+// newDaemonHandle opens a handle in a namespace with a link for daemons, whose
+// MTU is not the usual one.
+func newDaemonHandle(t *testing.T) (*Handle, netns.NsHandle) {
+	t.Helper()
+	i, ns := newKernelHandle(t)
+	holdHooks()
+	quickIPv6(t, ns)
+	iproute(t, ns,
+		"link add sync type dummy",
+		"link set sync mtu 9000 up",
+		"addr add 192.0.2.1/24 dev sync",
+		"addr add 2001:db8::1/64 dev sync nodad")
+	stopDaemons(t, i)
+	return i, ns
+}
+
+// stopDaemons stops at the end of the test what it may have left running.
+func stopDaemons(t *testing.T, i *Handle) {
+	t.Cleanup(func() {
+		for _, state := range []DaemonState{DaemonMaster, DaemonBackup} {
+			if err := i.DelDaemon(state); err != nil && err != error(syscall.ESRCH) {
+				t.Errorf("stopping the %v: %v", state, err)
+			}
+		}
+	})
+}
+
+// startDaemon starts a daemon and waits until its thread runs: the kernel does not
+// answer the request to stop one that it has not come to run yet.
+func startDaemon(t *testing.T, i *Handle, d Daemon) {
+	t.Helper()
+	must(t, i.NewDaemon(&d))
+	var threads []string
+	running := func() bool {
+		threads = nil
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		for _, name := range stats {
+			data, _ := os.ReadFile(name) // a process may end
+			if _, rest, found := strings.Cut(string(data), "(ipvs-"); found && (rest[0] == 'm' || rest[0] == 'b') {
+				threads = append(threads, string(data))
+			}
+		}
+		asleep := func(stat string) bool { return strings.Contains(stat, ") S ") }
+		return len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool { return !asleep(stat) })
+	}
+	eventually(running)
+	if !running() {
+		t.Fatalf("the %v does not run: %s", d.State, threads)
+	}
+}
+
+// wantDaemons compares the daemons that run with the library's and ipvsadm's view.
+func wantDaemons(t *testing.T, i *Handle, ns netns.NsHandle, want ...Daemon) {
+	t.Helper()
+	var got []Daemon
+	for _, d := range mustGet(i.GetDaemons())(t) {
+		got = append(got, *d)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	adm := ""
+	for _, d := range want {
+		adm += fmt.Sprintf("%v sync daemon (mcast=%s, syncid=%d, maxlen=%d, group=%v, port=%d, ttl=%d)\n",
+			d.State, d.MulticastInterface, d.SyncID, d.SyncMaxLen, d.MulticastGroup, d.MulticastPort, d.MulticastTTL)
+	}
+	if got := ipvsadm(t, ns, "-Ln", "--daemon"); got != adm {
+		t.Errorf("ipvsadm shows\n%swant\n%s", got, adm)
+	}
 }
 
 // Connections of the master's director arrive in the backup's.

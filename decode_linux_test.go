@@ -11,15 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// weights are 32 bits wide.
-func TestRowWeight32Bits(t *testing.T) {
-	b := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(11, ne16(2)), attr(4, ne32(65537)))
-	var d Destination
-	if err := parseDestination(b, &d, new(addresses)); err != nil || d.Weight != 65537 {
-		t.Errorf("weight %d, error %v", d.Weight, err)
-	}
-}
-
 // what a caller reads and writes back is complete.
 func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	want := Service{Address: net.IP{10, 0, 0, 1}, Protocol: 17, Port: 5060, SchedName: "rr", PEName: "sip",
@@ -40,6 +31,15 @@ func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	var gotDest Destination
 	if err := parseDestination(b, &gotDest, new(addresses)); err != nil || !reflect.DeepEqual(gotDest, wantDest) {
 		t.Errorf("got  %+v (%v)\nwant %+v", gotDest, err, wantDest)
+	}
+}
+
+// weights are 32 bits wide.
+func TestRowWeight32Bits(t *testing.T) {
+	b := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(11, ne16(2)), attr(4, ne32(65537)))
+	var d Destination
+	if err := parseDestination(b, &d, new(addresses)); err != nil || d.Weight != 65537 {
+		t.Errorf("weight %d, error %v", d.Weight, err)
 	}
 }
 

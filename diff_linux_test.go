@@ -13,6 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func TestDiffText(t *testing.T) {
+	a, c, gone := ipv4Service(1), ipv4Service(2), ipv4Service(3)
+	changed := *a
+	changed.SchedName = SourceHashing
+	heavy := *ipv4Destination(1)
+	heavy.Weight = 5
+	b, err := Diff(
+		[]TableEntry{{gone, nil}, {a, []*Destination{ipv4Destination(1), ipv4Destination(2)}}},
+		[]TableEntry{{&changed, []*Destination{&heavy, ipv4Destination(3)}}, {c, []*Destination{ipv4Destination(4)}}})
+	must(t, err)
+	const want = `-a -t 10.0.0.1:80 -r 10.1.0.3:8080 -m -w 1
+-A -t 10.0.0.2:80 -s rr
+-a -t 10.0.0.2:80 -r 10.1.0.4:8080 -m -w 1
+-E -t 10.0.0.1:80 -s sh
+-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 5
+-d -t 10.0.0.1:80 -r 10.1.0.2:8080
+-D -t 10.0.0.3:80
+`
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b, want)
+	}
+}
+
 // tableFrom makes a table of the bytes. There are few different services,
 // destinations and settings, so that two tables have much in common.
 func tableFrom(data []byte) []TableEntry {
@@ -210,29 +233,6 @@ func FuzzDiff(f *testing.F) {
 	f.Add([]byte{}, []byte{1, 1, 1, 1})
 	f.Add([]byte("some table of some bytes"), []byte("and another one of others"))
 	f.Fuzz(func(t *testing.T, have, want []byte) { checkDiff(t, tableFrom(have), tableFrom(want)) })
-}
-
-func TestDiffText(t *testing.T) {
-	a, c, gone := ipv4Service(1), ipv4Service(2), ipv4Service(3)
-	changed := *a
-	changed.SchedName = SourceHashing
-	heavy := *ipv4Destination(1)
-	heavy.Weight = 5
-	b, err := Diff(
-		[]TableEntry{{gone, nil}, {a, []*Destination{ipv4Destination(1), ipv4Destination(2)}}},
-		[]TableEntry{{&changed, []*Destination{&heavy, ipv4Destination(3)}}, {c, []*Destination{ipv4Destination(4)}}})
-	must(t, err)
-	const want = `-a -t 10.0.0.1:80 -r 10.1.0.3:8080 -m -w 1
--A -t 10.0.0.2:80 -s rr
--a -t 10.0.0.2:80 -r 10.1.0.4:8080 -m -w 1
--E -t 10.0.0.1:80 -s sh
--e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 5
--d -t 10.0.0.1:80 -r 10.1.0.2:8080
--D -t 10.0.0.3:80
-`
-	if b.String() != want {
-		t.Errorf("got\n%swant\n%s", b, want)
-	}
 }
 
 // A bad entry is a change that cannot be sent and harms only itself: what is there in

@@ -22,6 +22,24 @@ import (
 // Draining with real connections: through a director with two services, each with
 // the same two real servers, called A and B.
 
+// A destination that is no longer wanted gets no new connections, and goes when
+// the download from it has ended.
+func TestKernelDrainDownload(t *testing.T) {
+	x := newDownload(t, client4, virtual4, real4)
+	want := withoutA(x.table())
+	x.reconcile(t, want, Changes{DestinationsUpdated: 1, Draining: 1, RequeueAfter: time.Second})
+	x.wantA(t, 0)
+	x.goesOn(t)
+	x.wantNew(t, 80, map[string]int{"B": 10})
+	// The other service keeps its own.
+	x.wantNew(t, 81, map[string]int{"A": 2, "B": 2})
+	quiet := x.table()
+	quiet[0].Destinations[0].Weight = 0
+	checkTable(t, x.ipvs, quiet)
+	x.drains(t, want, Changes{DestinationsDeleted: 1})
+	x.wantNew(t, 80, map[string]int{"B": 2})
+}
+
 const (
 	// drainFin is how long the director remembers a connection that the server has
 	// ended and the client has not: with the client's end it would be in TIME_WAIT,
@@ -268,24 +286,6 @@ func (x *drainTest) drains(t *testing.T, want []TableEntry, last Changes) {
 	}
 	checkTable(t, x.ipvs, want)
 	x.reconcile(t, want, Changes{})
-}
-
-// A destination that is no longer wanted gets no new connections, and goes when
-// the download from it has ended.
-func TestKernelDrainDownload(t *testing.T) {
-	x := newDownload(t, client4, virtual4, real4)
-	want := withoutA(x.table())
-	x.reconcile(t, want, Changes{DestinationsUpdated: 1, Draining: 1, RequeueAfter: time.Second})
-	x.wantA(t, 0)
-	x.goesOn(t)
-	x.wantNew(t, 80, map[string]int{"B": 10})
-	// The other service keeps its own.
-	x.wantNew(t, 81, map[string]int{"A": 2, "B": 2})
-	quiet := x.table()
-	quiet[0].Destinations[0].Weight = 0
-	checkTable(t, x.ipvs, quiet)
-	x.drains(t, want, Changes{DestinationsDeleted: 1})
-	x.wantNew(t, 80, map[string]int{"B": 2})
 }
 
 // A service that is no longer wanted gets no new connections, and goes with the

@@ -11,6 +11,73 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// What drains, and what goes at once.
+func TestDrainWhat(t *testing.T) {
+	const protocolSCTP = unix.IPPROTO_SCTP
+	service := func(change func(*Service)) *Service {
+		s := ipv4Service(1)
+		change(s)
+		return s
+	}
+	minute := func(*Service, *Destination) time.Duration { return time.Minute }
+	never := func(*Service, *Destination) time.Duration { return -time.Minute }
+	mark := &Service{FWMark: 7, AddressFamily: unix.AF_INET, SchedName: RoundRobin, Netmask: 0xFFFFFFFF}
+	udp := service(func(s *Service) { s.Protocol = unix.IPPROTO_UDP })
+	anyPort := service(func(s *Service) { s.Port, s.Flags, s.Timeout = 0, ServiceFlagPersistent, 60 })
+	for _, test := range []struct {
+		name     string
+		there    *Service
+		want     *Service // with destination 2, while 1 goes; nil: the service goes
+		also     *Service // wanted too
+		drainFor func(*Service, *Destination) time.Duration
+		drains   bool
+	}{
+		{"TCP", ipv4Service(1), ipv4Service(1), nil, nil, true},
+		{"TCP service", ipv4Service(1), nil, nil, nil, true},
+		{"mark", mark, mark, nil, nil, true},
+		{"mark service", mark, nil, nil, nil, true},
+		{"UDP", udp, udp, nil, nil, false},
+		{"UDP service", udp, nil, nil, nil, false},
+		{"SCTP", service(func(s *Service) { s.Protocol = protocolSCTP }), nil, nil, nil, false},
+		{"UDP, DrainFor", udp, udp, nil, minute, true},
+		{"UDP service, DrainFor", udp, nil, nil, minute, true},
+		{"TCP, DrainFor", ipv4Service(1), ipv4Service(1), nil, never, false},
+		{"mark, DrainFor", mark, nil, ipv4Service(1), never, false},
+		{"dh", serviceWith(1, "dh"), serviceWith(1, "dh"), nil, nil, false},
+		{"dh, DrainFor", serviceWith(1, "dh"), serviceWith(1, "dh"), nil, minute, false},
+		{"dh service", serviceWith(1, "dh"), nil, nil, nil, false},
+		{"dh becomes rr", serviceWith(1, "dh"), ipv4Service(1), nil, nil, true},
+		{"rr becomes dh", ipv4Service(1), serviceWith(1, "dh"), nil, nil, false},
+		{"port 0 takes over", ipv4Service(1), nil, anyPort, nil, false},
+		{"port 0 takes over, DrainFor", ipv4Service(1), nil, anyPort, minute, false},
+		{"port 0 beside it", ipv4Service(1), ipv4Service(1), anyPort, nil, true},
+		{"port 0 itself", anyPort, anyPort, nil, nil, true},
+		{"port 0 goes for a port", anyPort, nil, ipv4Service(1), nil, true},
+		{"port 0 of another protocol", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.Protocol = 0, unix.IPPROTO_UDP }), nil, true},
+		{"port 0 of another address", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.Address = 0, ipv4Service(2).Address }), nil, true},
+		{"port 0 that cannot be", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.SchedName = 0, "sixteen-letters!" }), nil, true},
+		{"another port", ipv4Service(1), nil, service(func(s *Service) { s.Port = 81 }), nil, true},
+	} {
+		w := newDrainWorld(t, time.Hour)
+		w.r.DrainFor = test.drainFor
+		w.m.put(TableEntry{test.there, []*Destination{busy(1)}})
+		var want []TableEntry
+		if test.want != nil {
+			want = append(want, TableEntry{test.want, []*Destination{ipv4Destination(2)}})
+		}
+		if test.also != nil {
+			want = append(want, TableEntry{test.also, []*Destination{ipv4Destination(3)}})
+		}
+		for range 2 {
+			got, _ := w.r.Reconcile(want)
+			d := w.m.destination(test.there, ipv4Destination(1))
+			if drains := d != nil && d.Weight == 0 && got.Draining == 1; drains != test.drains || !drains && d != nil {
+				t.Errorf("%s: destination %v, %+v", test.name, d, got)
+			}
+		}
+	}
+}
+
 // drainWorld is a Reconciler on a kernel in memory, with a clock of the test's.
 type drainWorld struct {
 	t     *testing.T
@@ -176,73 +243,6 @@ func TestDrainWithoutWeightZero(t *testing.T) {
 		}
 		if deleted != step.deletes {
 			t.Errorf("turn %d: deleted: %v", turn, deleted)
-		}
-	}
-}
-
-// What drains, and what goes at once.
-func TestDrainWhat(t *testing.T) {
-	const protocolSCTP = unix.IPPROTO_SCTP
-	service := func(change func(*Service)) *Service {
-		s := ipv4Service(1)
-		change(s)
-		return s
-	}
-	minute := func(*Service, *Destination) time.Duration { return time.Minute }
-	never := func(*Service, *Destination) time.Duration { return -time.Minute }
-	mark := &Service{FWMark: 7, AddressFamily: unix.AF_INET, SchedName: RoundRobin, Netmask: 0xFFFFFFFF}
-	udp := service(func(s *Service) { s.Protocol = unix.IPPROTO_UDP })
-	anyPort := service(func(s *Service) { s.Port, s.Flags, s.Timeout = 0, ServiceFlagPersistent, 60 })
-	for _, test := range []struct {
-		name     string
-		there    *Service
-		want     *Service // with destination 2, while 1 goes; nil: the service goes
-		also     *Service // wanted too
-		drainFor func(*Service, *Destination) time.Duration
-		drains   bool
-	}{
-		{"TCP", ipv4Service(1), ipv4Service(1), nil, nil, true},
-		{"TCP service", ipv4Service(1), nil, nil, nil, true},
-		{"mark", mark, mark, nil, nil, true},
-		{"mark service", mark, nil, nil, nil, true},
-		{"UDP", udp, udp, nil, nil, false},
-		{"UDP service", udp, nil, nil, nil, false},
-		{"SCTP", service(func(s *Service) { s.Protocol = protocolSCTP }), nil, nil, nil, false},
-		{"UDP, DrainFor", udp, udp, nil, minute, true},
-		{"UDP service, DrainFor", udp, nil, nil, minute, true},
-		{"TCP, DrainFor", ipv4Service(1), ipv4Service(1), nil, never, false},
-		{"mark, DrainFor", mark, nil, ipv4Service(1), never, false},
-		{"dh", serviceWith(1, "dh"), serviceWith(1, "dh"), nil, nil, false},
-		{"dh, DrainFor", serviceWith(1, "dh"), serviceWith(1, "dh"), nil, minute, false},
-		{"dh service", serviceWith(1, "dh"), nil, nil, nil, false},
-		{"dh becomes rr", serviceWith(1, "dh"), ipv4Service(1), nil, nil, true},
-		{"rr becomes dh", ipv4Service(1), serviceWith(1, "dh"), nil, nil, false},
-		{"port 0 takes over", ipv4Service(1), nil, anyPort, nil, false},
-		{"port 0 takes over, DrainFor", ipv4Service(1), nil, anyPort, minute, false},
-		{"port 0 beside it", ipv4Service(1), ipv4Service(1), anyPort, nil, true},
-		{"port 0 itself", anyPort, anyPort, nil, nil, true},
-		{"port 0 goes for a port", anyPort, nil, ipv4Service(1), nil, true},
-		{"port 0 of another protocol", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.Protocol = 0, unix.IPPROTO_UDP }), nil, true},
-		{"port 0 of another address", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.Address = 0, ipv4Service(2).Address }), nil, true},
-		{"port 0 that cannot be", ipv4Service(1), nil, service(func(s *Service) { s.Port, s.SchedName = 0, "sixteen-letters!" }), nil, true},
-		{"another port", ipv4Service(1), nil, service(func(s *Service) { s.Port = 81 }), nil, true},
-	} {
-		w := newDrainWorld(t, time.Hour)
-		w.r.DrainFor = test.drainFor
-		w.m.put(TableEntry{test.there, []*Destination{busy(1)}})
-		var want []TableEntry
-		if test.want != nil {
-			want = append(want, TableEntry{test.want, []*Destination{ipv4Destination(2)}})
-		}
-		if test.also != nil {
-			want = append(want, TableEntry{test.also, []*Destination{ipv4Destination(3)}})
-		}
-		for range 2 {
-			got, _ := w.r.Reconcile(want)
-			d := w.m.destination(test.there, ipv4Destination(1))
-			if drains := d != nil && d.Weight == 0 && got.Draining == 1; drains != test.drains || !drains && d != nil {
-				t.Errorf("%s: destination %v, %+v", test.name, d, got)
-			}
 		}
 	}
 }

@@ -16,16 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newFakeTest returns a Fake with a service and a destination, and a handle of it.
-func newFakeTest(t testing.TB) (*Fake, *Handle) {
-	t.Helper()
-	f := NewFake()
-	i := f.Handle()
-	must(t, i.NewService(&someService))
-	must(t, i.NewDestination(&someService, &someDestination))
-	return f, i
-}
-
 // All handles work on one table; closing one does not touch the others.
 func TestFakeHandles(t *testing.T) {
 	f, i := newFakeTest(t)
@@ -44,6 +34,16 @@ func TestFakeHandles(t *testing.T) {
 	if table := mustGet(NewFake().Handle().GetTable())(t); len(table) != 0 {
 		t.Errorf("another Fake: %+v, want nothing", table)
 	}
+}
+
+// newFakeTest returns a Fake with a service and a destination, and a handle of it.
+func newFakeTest(t testing.TB) (*Fake, *Handle) {
+	t.Helper()
+	f := NewFake()
+	i := f.Handle()
+	must(t, i.NewService(&someService))
+	must(t, i.NewDestination(&someService, &someDestination))
+	return f, i
 }
 
 // fakeCalls makes a call of each method that Fail knows; changed reports whether

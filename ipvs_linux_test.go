@@ -20,6 +20,42 @@ import (
 // both, in a virtual machine if need be. Each works in a network namespace of
 // its own.
 
+// What is created is what is read, service by service and as a whole.
+func TestKernelCreateAndRead(t *testing.T) {
+	i, _ := newKernelHandle(t)
+	table := sampleServices()
+	program(t, i, table)
+	services := mustGet(i.GetServices())(t)
+	if len(services) != len(table) {
+		t.Errorf("%d services, want %d", len(services), len(table))
+	}
+	for s, dests := range table {
+		got := mustGet(i.GetService(s))(t)
+		if want := normalised(s); !reflect.DeepEqual(*got, want) {
+			t.Errorf("got  %+v\nwant %+v", *got, want)
+		}
+		if !slices.ContainsFunc(services, func(o *Service) bool { return reflect.DeepEqual(o, got) }) {
+			t.Errorf("GetServices lacks %+v", *got)
+		}
+		if !i.IsServicePresent(s) {
+			t.Errorf("not present: %+v", s)
+		}
+		gotDests := mustGet(i.GetDestinations(s))(t)
+		if len(gotDests) != len(dests) {
+			t.Errorf("%d destinations, want %d", len(gotDests), len(dests))
+		}
+		for _, d := range dests {
+			want := normalisedDest(d)
+			if !slices.ContainsFunc(gotDests, func(o *Destination) bool { return reflect.DeepEqual(*o, want) }) {
+				t.Errorf("no %+v in", want)
+				for _, o := range gotDests {
+					t.Errorf("   %+v", *o)
+				}
+			}
+		}
+	}
+}
+
 // sampleServices has one service of each kind, with two destinations of each
 // forwarding method that needs nothing else.
 func sampleServices() map[*Service][]*Destination {
@@ -87,42 +123,6 @@ func program(t *testing.T, i *Handle, table map[*Service][]*Destination) {
 		for _, d := range dests {
 			if err := i.NewDestination(s, d); err != nil {
 				t.Fatalf("NewDestination %+v %+v: %v", s, d, err)
-			}
-		}
-	}
-}
-
-// What is created is what is read, service by service and as a whole.
-func TestKernelCreateAndRead(t *testing.T) {
-	i, _ := newKernelHandle(t)
-	table := sampleServices()
-	program(t, i, table)
-	services := mustGet(i.GetServices())(t)
-	if len(services) != len(table) {
-		t.Errorf("%d services, want %d", len(services), len(table))
-	}
-	for s, dests := range table {
-		got := mustGet(i.GetService(s))(t)
-		if want := normalised(s); !reflect.DeepEqual(*got, want) {
-			t.Errorf("got  %+v\nwant %+v", *got, want)
-		}
-		if !slices.ContainsFunc(services, func(o *Service) bool { return reflect.DeepEqual(o, got) }) {
-			t.Errorf("GetServices lacks %+v", *got)
-		}
-		if !i.IsServicePresent(s) {
-			t.Errorf("not present: %+v", s)
-		}
-		gotDests := mustGet(i.GetDestinations(s))(t)
-		if len(gotDests) != len(dests) {
-			t.Errorf("%d destinations, want %d", len(gotDests), len(dests))
-		}
-		for _, d := range dests {
-			want := normalisedDest(d)
-			if !slices.ContainsFunc(gotDests, func(o *Destination) bool { return reflect.DeepEqual(*o, want) }) {
-				t.Errorf("no %+v in", want)
-				for _, o := range gotDests {
-					t.Errorf("   %+v", *o)
-				}
 			}
 		}
 	}

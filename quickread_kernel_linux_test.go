@@ -19,6 +19,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// For random tables with every kind of entry, the plan made of what is read
+// through getsockopt is the one made of GetTable, before and after Reconcile, and
+// the table is then the wanted one. With others at work on services of their own
+// nothing of that changes.
+func TestKernelQuickReadSamePlan(t *testing.T) {
+	needOpts(t)
+	ns := newNamespace(t)
+	i := openIn(t, ns)
+	counts := countOpts(i)
+	maxThreshold := math.MaxInt32
+	if kernelBefore(t, 6, 1) {
+		maxThreshold = 1000
+	}
+	random := rand.New(rand.NewPCG(11, 12))
+	alone := !kernelAtLeast7(t) // nothing keeps netlink's list of services from being complete
+	owned := func(s *Service) bool { return s.FWMark < 1000 && s.Port < 60000 }
+	for round := range times(10, 500) {
+		if round == times(6, 250) {
+			otherWriter(t, ns)
+			alone = false
+		}
+		have, want := randomTable(random, maxThreshold), randomTable(random, maxThreshold)
+		for _, b := range []byte{0, 1} { // some of what is there is wanted as it is
+			for n := range have {
+				if n%3 == int(b) && n < len(want) {
+					want[n] = have[n]
+				}
+			}
+		}
+		want = slices.DeleteFunc(want, func(e TableEntry) bool { return e.Service == nil })
+		want = uniqueServices(t, want)
+		r := &Reconciler{Handle: i, Owned: owned}
+		must(t, second(r.Reconcile(have)))
+		samePlan(t, i, r, want, alone)
+		must(t, second(r.Reconcile(want)))
+		samePlan(t, i, r, want, alone)
+		var is []TableEntry
+		if !eventually(func() bool {
+			is = mustGet(i.getTable(owned))(t)
+			return reflect.DeepEqual(settingsOf(t, is), settingsOf(t, want))
+		}) {
+			t.Fatalf("round %d: the table is\n%+v\nwant\n%+v", round, settingsOf(t, is), settingsOf(t, want))
+		}
+		if plan := mustGet(r.Plan(want))(t); alone && plan.Len() != 0 {
+			t.Fatalf("round %d: after Reconcile the plan is\n%s", round, plan)
+		}
+	}
+	t.Logf("read through getsockopt: %d lists of services, %d of destinations; failed: %d",
+		counts.services.Load(), counts.dests.Load(), counts.failed.Load())
+	if counts.services.Load() < 50 || counts.dests.Load() < 250 || counts.failed.Load() > 0 {
+		t.Error("that is not what is to be read so")
+	}
+}
+
 // optCounter counts what a handle reads through getsockopt, and lets it fail.
 type optCounter struct {
 	services, dests, failed atomic.Int32
@@ -158,60 +212,6 @@ func settingsOf(t *testing.T, table []TableEntry) any {
 		}{s, dests}
 	}
 	return all
-}
-
-// For random tables with every kind of entry, the plan made of what is read
-// through getsockopt is the one made of GetTable, before and after Reconcile, and
-// the table is then the wanted one. With others at work on services of their own
-// nothing of that changes.
-func TestKernelQuickReadSamePlan(t *testing.T) {
-	needOpts(t)
-	ns := newNamespace(t)
-	i := openIn(t, ns)
-	counts := countOpts(i)
-	maxThreshold := math.MaxInt32
-	if kernelBefore(t, 6, 1) {
-		maxThreshold = 1000
-	}
-	random := rand.New(rand.NewPCG(11, 12))
-	alone := !kernelAtLeast7(t) // nothing keeps netlink's list of services from being complete
-	owned := func(s *Service) bool { return s.FWMark < 1000 && s.Port < 60000 }
-	for round := range times(10, 500) {
-		if round == times(6, 250) {
-			otherWriter(t, ns)
-			alone = false
-		}
-		have, want := randomTable(random, maxThreshold), randomTable(random, maxThreshold)
-		for _, b := range []byte{0, 1} { // some of what is there is wanted as it is
-			for n := range have {
-				if n%3 == int(b) && n < len(want) {
-					want[n] = have[n]
-				}
-			}
-		}
-		want = slices.DeleteFunc(want, func(e TableEntry) bool { return e.Service == nil })
-		want = uniqueServices(t, want)
-		r := &Reconciler{Handle: i, Owned: owned}
-		must(t, second(r.Reconcile(have)))
-		samePlan(t, i, r, want, alone)
-		must(t, second(r.Reconcile(want)))
-		samePlan(t, i, r, want, alone)
-		var is []TableEntry
-		if !eventually(func() bool {
-			is = mustGet(i.getTable(owned))(t)
-			return reflect.DeepEqual(settingsOf(t, is), settingsOf(t, want))
-		}) {
-			t.Fatalf("round %d: the table is\n%+v\nwant\n%+v", round, settingsOf(t, is), settingsOf(t, want))
-		}
-		if plan := mustGet(r.Plan(want))(t); alone && plan.Len() != 0 {
-			t.Fatalf("round %d: after Reconcile the plan is\n%s", round, plan)
-		}
-	}
-	t.Logf("read through getsockopt: %d lists of services, %d of destinations; failed: %d",
-		counts.services.Load(), counts.dests.Load(), counts.failed.Load())
-	if counts.services.Load() < 50 || counts.dests.Load() < 250 || counts.failed.Load() > 0 {
-		t.Error("that is not what is to be read so")
-	}
 }
 
 func kernelAtLeast7(t *testing.T) bool { return !kernelBefore(t, 7, 0) }

@@ -13,6 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// One bad entry of each kind among a hundred good ones harms only itself.
+func TestReconcileBadEntries(t *testing.T) {
+	for _, owned := range []bool{false, true} {
+		for _, drain := range []bool{false, true} {
+			for _, exists := range []bool{false, true} {
+				t.Run(fmt.Sprintf("owned %v, drain %v, exists %v", owned, drain, exists), func(t *testing.T) {
+					testBadEntries(t, owned, drain, exists)
+				})
+			}
+		}
+	}
+}
+
 // badEntries returns one wanted entry of each kind that is bad, each under a key of its
 // own, what the error has to say of it, and what the kernel has in its place.
 func badEntries() (want []TableEntry, errs []string, there []TableEntry) {
@@ -85,19 +98,6 @@ func checkErrors(t *testing.T, err error, want []string) {
 	for _, text := range want {
 		if len(want) <= 16 && !strings.Contains(err.Error(), text) {
 			t.Errorf("not in the text of the error: %s", text)
-		}
-	}
-}
-
-// One bad entry of each kind among a hundred good ones harms only itself.
-func TestReconcileBadEntries(t *testing.T) {
-	for _, owned := range []bool{false, true} {
-		for _, drain := range []bool{false, true} {
-			for _, exists := range []bool{false, true} {
-				t.Run(fmt.Sprintf("owned %v, drain %v, exists %v", owned, drain, exists), func(t *testing.T) {
-					testBadEntries(t, owned, drain, exists)
-				})
-			}
 		}
 	}
 }

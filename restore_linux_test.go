@@ -12,6 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func TestParseTable(t *testing.T) {
+	for text, want := range parseTests() {
+		got, err := ParseTable(strings.NewReader(text))
+		for n := range want {
+			if len(want[n].Destinations) == 0 && len(got) == len(want) {
+				want[n].Destinations = got[n].Destinations[:0] // nil or empty
+			}
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %v", text, err)
+			for _, e := range got {
+				t.Errorf("got %+v %+v", e.Service, e.Destinations)
+			}
+		}
+	}
+}
+
 func tcp(change ...func(*Service)) *Service {
 	s := &Service{Address: net.IP{10, 0, 0, 1}, Protocol: unix.IPPROTO_TCP, Port: 80, AddressFamily: unix.AF_INET,
 		SchedName: WeightedLeastConnection, Netmask: math.MaxUint32}
@@ -113,23 +130,6 @@ func parseTests() map[string][]TableEntry {
 		service + "--clear\n" + service:                                                       entry(tcp()),
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.1:8080\n-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m": entry(tcp(), real8080(func(d *Destination) { d.ConnectionFlags = 0 })),
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.2:8080\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080\n-d -t 10.0.0.1:80 -r 10.1.0.2:8080": entry(tcp(), real8080()),
-	}
-}
-
-func TestParseTable(t *testing.T) {
-	for text, want := range parseTests() {
-		got, err := ParseTable(strings.NewReader(text))
-		for n := range want {
-			if len(want[n].Destinations) == 0 && len(got) == len(want) {
-				want[n].Destinations = got[n].Destinations[:0] // nil or empty
-			}
-		}
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %v", text, err)
-			for _, e := range got {
-				t.Errorf("got %+v %+v", e.Service, e.Destinations)
-			}
-		}
 	}
 }
 

@@ -13,6 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A closed socket sends and receives nothing.
+func TestClosedSocket(t *testing.T) {
+	i, k := newFake(t, acknowledge)
+	s := i.socket
+	s.close()
+	if err := s.send([]byte("request"), time.Second); err != ErrClosed || len(k.requests) != 0 {
+		t.Errorf("send: %v", err)
+	}
+	if got, err := s.receive(); err != ErrClosed || got != nil {
+		t.Errorf("receive: %v, %v", got, err)
+	}
+	if got, err := s.receiveUntil(time.Now().Add(time.Minute)); err != ErrClosed || got != nil {
+		t.Errorf("receiveUntil: %v, %v", got, err)
+	}
+	if err := s.wantErrorText(); err != nil { // the fake's has it already
+		t.Error(err)
+	}
+	s.errorText = false
+	if err := s.wantErrorText(); err != ErrClosed {
+		t.Errorf("wantErrorText: %v", err)
+	}
+}
+
 // Close returns at once, whatever other calls do: here one is inside sendmsg, and
 // another waits for it. The descriptor stays open until the call leaves.
 func TestCloseDuringSend(t *testing.T) {
@@ -202,29 +225,6 @@ func TestListAfterAbandonedList(t *testing.T) {
 	k.respond = rightReplies
 	if got, err := i.GetServices(); err != nil || len(got) != 2 {
 		t.Errorf("after the old list ended: %d services, %v", len(got), err)
-	}
-}
-
-// A closed socket sends and receives nothing.
-func TestClosedSocket(t *testing.T) {
-	i, k := newFake(t, acknowledge)
-	s := i.socket
-	s.close()
-	if err := s.send([]byte("request"), time.Second); err != ErrClosed || len(k.requests) != 0 {
-		t.Errorf("send: %v", err)
-	}
-	if got, err := s.receive(); err != ErrClosed || got != nil {
-		t.Errorf("receive: %v, %v", got, err)
-	}
-	if got, err := s.receiveUntil(time.Now().Add(time.Minute)); err != ErrClosed || got != nil {
-		t.Errorf("receiveUntil: %v, %v", got, err)
-	}
-	if err := s.wantErrorText(); err != nil { // the fake's has it already
-		t.Error(err)
-	}
-	s.errorText = false
-	if err := s.wantErrorText(); err != ErrClosed {
-		t.Errorf("wantErrorText: %v", err)
 	}
 }
 

@@ -20,16 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readIn reads a file as a thread in the namespace sees it.
-func readIn(t *testing.T, ns netns.NsHandle, path string) string {
-	t.Helper()
-	var data []byte
-	var err error
-	within(t, ns, func() { data, err = os.ReadFile(path) })
-	must(t, err)
-	return strings.TrimSpace(string(data))
-}
-
 // Every setting that the kernel has, and that is one number, is read as it is,
 // and can be written; the namespace of the calling thread stays as it was.
 func TestKernelSysctl(t *testing.T) {
@@ -86,6 +76,16 @@ func TestKernelSysctl(t *testing.T) {
 	if stray := strayThreads(t); len(stray) > 0 {
 		t.Errorf("threads left in another namespace: %v", stray)
 	}
+}
+
+// readIn reads a file as a thread in the namespace sees it.
+func readIn(t *testing.T, ns netns.NsHandle, path string) string {
+	t.Helper()
+	var data []byte
+	var err error
+	within(t, ns, func() { data, err = os.ReadFile(path) })
+	must(t, err)
+	return strings.TrimSpace(string(data))
 }
 
 // What the kernel refuses comes with an error that says so.
