@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The Fake and a kernel get the same calls, and give the same results.
+
 // kernelDifferences are what other kernels do otherwise than 6.12, which the Fake
 // follows; its doc comment lists them. With them it does what those do.
 var kernelDifferences = []struct {

@@ -234,6 +234,28 @@ func TestFakeConnections(t *testing.T) {
 	}
 }
 
+// The number of connections is one of 31 bits.
+func TestFakeConnectionsRange(t *testing.T) {
+	f := NewFake()
+	i := f.Handle()
+	defer i.Close()
+	s, d := ipv4Service(1), ipv4Destination(1)
+	must(t, i.NewService(s))
+	must(t, i.NewDestination(s, d))
+	must(t, f.SetConnections(s, d, math.MaxInt32, 0, math.MaxInt32))
+	more := math.MaxInt32
+	more++ // negative where an int has 32 bits
+	for _, n := range [][3]int{{more, 0, 0}, {0, more, 0}, {0, 0, more}, {-1, 0, 0}} {
+		if err := f.SetConnections(s, d, n[0], n[1], n[2]); !errors.Is(err, syscall.ERANGE) {
+			t.Errorf("%v: %v", n, err)
+		}
+	}
+	got := mustGet(i.GetDestinations(s))(t)
+	if len(got) != 1 || got[0].ActiveConnections != math.MaxInt32 || got[0].InactiveConnections != 0 || got[0].PersistentConnections != math.MaxInt32 {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestFakeStats(t *testing.T) {
 	f, i := newFakeTest(t)
 	const big = 1<<32 + 1
@@ -274,6 +296,44 @@ func TestFakeStats(t *testing.T) {
 	}
 	if err := f.SetStats(nil, nil, stats); err != errNilService {
 		t.Errorf("nil service: %v", err)
+	}
+}
+
+// The settings of a daemon are those that it was started with.
+func TestFakeDaemonSettings(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	want := []*Daemon{
+		{State: DaemonMaster, MulticastInterface: "lo", SyncID: 7, SyncMaxLen: 1400, MulticastGroup: net.ParseIP("ff02::51"), MulticastPort: 9000, MulticastTTL: 3},
+		{State: DaemonBackup, MulticastInterface: "lo", SyncID: 8, SyncMaxLen: 1400, MulticastGroup: net.IP{224, 0, 0, 82}, MulticastPort: 9001, MulticastTTL: 4},
+	}
+	for _, d := range want {
+		must(t, i.NewDaemon(d))
+	}
+	if got := mustGet(i.GetDaemons())(t); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v, %+v\nwant %+v, %+v", got[0], got[1], want[0], want[1])
+	}
+}
+
+// While a service has a destination of another family no daemon starts.
+func TestFakeDaemonAndMixedFamilies(t *testing.T) {
+	i := NewFake().Handle()
+	defer i.Close()
+	s := ipv4Service(1)
+	d := &Destination{Address: net.ParseIP("2001:db8::1"), Port: 80, Weight: 1, ConnectionFlags: ConnectionFlagTunnel}
+	daemon := &Daemon{State: DaemonMaster, MulticastInterface: "lo"}
+	must(t, i.NewService(s))
+	for range 2 {
+		must(t, i.NewDestination(s, d))
+		if err := i.NewDaemon(daemon); err != syscall.EINVAL {
+			t.Errorf("with such a destination: %v", err)
+		}
+		must(t, i.DelDestination(s, d))
+		must(t, i.NewDaemon(daemon))
+		if err := i.NewDestination(s, d); err != syscall.EINVAL {
+			t.Errorf("with a daemon: %v", err)
+		}
+		must(t, i.DelDaemon(DaemonMaster))
 	}
 }
 
