@@ -117,7 +117,7 @@ func TestKernelConnections(t *testing.T) {
 	for _, p := range paths {
 		// TCP, established, persistent with a netmask.
 		service(p, unix.IPPROTO_TCP, 80, persistent(24, 64))
-		holdTCP(t, n.real, hostPort(p.real, 80))
+		acceptTCP(t, n.real, hostPort(p.real, 80), func(c net.Conn) { io.Copy(io.Discard, c) })
 		c := dial(t, n.client, "tcp", p.client, hostPort(p.virtual, 80))
 		open = append(open, c)
 		add(unix.IPPROTO_TCP, c.LocalAddr().(*net.TCPAddr).AddrPort(), addrPort(p.virtual, 80), addrPort(p.real, 80), "ESTABLISHED", "", "")
@@ -240,26 +240,6 @@ func wantAsIpvsadm(t *testing.T, i *Handle, ns netns.NsHandle, refresh func()) {
 	}) {
 		t.Errorf("got\n%v\nthen\n%v\nipvsadm has\n%v", before, after, want)
 	}
-}
-
-// holdTCP accepts connections, until the test ends, and reads what comes.
-func holdTCP(t *testing.T, ns netns.NsHandle, address string) {
-	t.Helper()
-	var server net.Listener
-	var err error
-	within(t, ns, func() { server, err = net.Listen("tcp", address) })
-	must(t, err)
-	t.Cleanup(func() { server.Close() })
-	go func() {
-		for {
-			c, err := server.Accept()
-			if err != nil {
-				return
-			}
-			t.Cleanup(func() { c.Close() })
-			go io.Copy(io.Discard, c)
-		}
-	}()
 }
 
 // sendSCTP sends the packet that opens an SCTP association.

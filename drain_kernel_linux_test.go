@@ -127,13 +127,7 @@ func downloadPart(server string, n int64) string {
 // serve answers "name", and "download" with parts until the test finishes it.
 func (x *drainTest) serve(t *testing.T, name string, port uint16) {
 	t.Helper()
-	var server net.Listener
-	var err error
-	within(t, x.network.real, func() { server, err = net.Listen("tcp", hostPort(x.realIP, port)) })
-	must(t, err)
-	t.Cleanup(func() { server.Close() })
-	answer := func(c net.Conn) {
-		defer c.Close()
+	acceptTCP(t, x.network.real, hostPort(x.realIP, port), func(c net.Conn) {
 		c.SetDeadline(time.Now().Add(4 * trafficTimeout))
 		for lines := bufio.NewScanner(c); lines.Scan(); {
 			if lines.Text() == "name" {
@@ -152,16 +146,7 @@ func (x *drainTest) serve(t *testing.T, name string, port uint16) {
 				}
 			}
 		}
-	}
-	go func() {
-		for {
-			c, err := server.Accept()
-			if err != nil {
-				return
-			}
-			go answer(c)
-		}
-	}()
+	})
 }
 
 // read is the client's end of the download: every part has to be what A sends.

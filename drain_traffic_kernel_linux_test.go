@@ -225,22 +225,7 @@ func TestKernelDrainUDP(t *testing.T) {
 	n := newNetwork(t)
 	sysctl(t, n.director, "net/ipv4/vs/expire_nodest_conn", "1")
 	serve := func(port uint16) net.PacketConn {
-		var server net.PacketConn
-		var err error
-		within(t, n.real, func() { server, err = net.ListenPacket("udp", hostPort(real4, port)) })
-		must(t, err)
-		t.Cleanup(func() { server.Close() })
-		go func() {
-			request := make([]byte, 2048)
-			for {
-				n, from, err := server.ReadFrom(request)
-				if err != nil {
-					return
-				}
-				server.WriteTo(request[:n], from)
-			}
-		}()
-		return server
+		return answerUDP(t, n.real, hostPort(real4, port), func(question []byte) []byte { return question })
 	}
 	to := func(ports ...uint16) (dests []*Destination) {
 		for _, port := range ports {

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -151,7 +152,18 @@ func dial(t *testing.T, ns netns.NsHandle, protocol, from, to string) net.Conn {
 // serveUDP answers, until the test ends, each datagram that begins with '?'.
 func serveUDP(t *testing.T, ns netns.NsHandle, address, answer string) {
 	t.Helper()
-	var server net.PacketConn
+	answerUDP(t, ns, address, func(request []byte) []byte {
+		if !bytes.HasPrefix(request, []byte("?")) {
+			return nil
+		}
+		return []byte(answer)
+	})
+}
+
+// answerUDP sends back what answer returns for each datagram, unless that is nil,
+// until the test ends or the server is closed.
+func answerUDP(t *testing.T, ns netns.NsHandle, address string, answer func(request []byte) []byte) (server net.PacketConn) {
+	t.Helper()
 	var err error
 	within(t, ns, func() { server, err = net.ListenPacket("udp", address) })
 	must(t, err)
@@ -163,15 +175,28 @@ func serveUDP(t *testing.T, ns netns.NsHandle, address, answer string) {
 			if err != nil {
 				return
 			}
-			if n > 0 && request[0] == '?' {
-				server.WriteTo([]byte(answer), from) // one that is lost shows at the client
+			if reply := answer(request[:n]); reply != nil {
+				server.WriteTo(reply, from) // one that is lost shows at the client
 			}
 		}
 	}()
+	return server
 }
 
 // serveTCP sends, until the test ends, an answer for each line that comes in.
 func serveTCP(t *testing.T, ns netns.NsHandle, address, answer string) {
+	t.Helper()
+	acceptTCP(t, ns, address, func(c net.Conn) {
+		c.SetDeadline(time.Now().Add(trafficTimeout))
+		for lines := bufio.NewScanner(c); lines.Scan(); {
+			io.WriteString(c, answer+"\n")
+		}
+	})
+}
+
+// acceptTCP accepts connections until the test ends. Each is closed when serve
+// returns.
+func acceptTCP(t *testing.T, ns netns.NsHandle, address string, serve func(net.Conn)) {
 	t.Helper()
 	var server net.Listener
 	var err error
@@ -186,10 +211,7 @@ func serveTCP(t *testing.T, ns netns.NsHandle, address, answer string) {
 			}
 			go func() {
 				defer c.Close()
-				c.SetDeadline(time.Now().Add(trafficTimeout))
-				for lines := bufio.NewScanner(c); lines.Scan(); {
-					io.WriteString(c, answer+"\n")
-				}
+				serve(c)
 			}()
 		}
 	}()
