@@ -4,7 +4,6 @@ package ipvs
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -243,21 +242,6 @@ func cloneDestination(d *Destination) *Destination {
 	return &clone
 }
 
-// decode reads a change back from its message; the destination is nil for a
-// change of a service.
-func decode(msg []byte) (*Service, *Destination) {
-	var memory addresses
-	body := msg[msgHdrLen+genlHdrLen:]
-	s, d := new(Service), new(Destination)
-	if err := parseService(body, s, &memory); err != nil {
-		s = nil
-	}
-	if err := parseDestination(body, d, &memory); err != nil {
-		d = nil
-	}
-	return s, d
-}
-
 // opName returns the name of the method that does what the command does.
 func opName(cmd uint8) string {
 	switch cmd {
@@ -275,23 +259,6 @@ func opName(cmd uint8) string {
 		return "DelDestination"
 	}
 	return fmt.Sprintf("command %d", cmd)
-}
-
-// notation returns a change as an ipvsadm command line without the program's name.
-func notation(op string, s *Service, d *Destination) string {
-	switch op {
-	case opName(cmdNewService):
-		return "-A " + s.Rule()
-	case opName(cmdSetService):
-		return "-E " + s.Rule()
-	case opName(cmdDelService):
-		return "-D " + serviceName(s)
-	case opName(cmdNewDest):
-		return "-a " + serviceName(s) + " " + d.Rule()
-	case opName(cmdSetDest):
-		return "-e " + serviceName(s) + " " + d.Rule()
-	}
-	return "-d " + serviceName(s) + " " + destinationName(d)
 }
 
 // Do makes the changes of the batch, in order; a change that fails does not stop the
@@ -339,10 +306,6 @@ func (i *Handle) do(b *Batch) (lost, err error) {
 	}
 	return nil, r.result()
 }
-
-// notSent is the error of a change that was not sent, because the kernel could no
-// longer be reached.
-func notSent(lost error) error { return fmt.Errorf("ipvs: not sent, after: %w", lost) }
 
 // nextChunk returns the size and the number of the first messages that may be sent
 // at once: at least one, at most atMost, and no more than so many bytes.
@@ -494,10 +457,4 @@ func (r *batchRun) result() error {
 		return nil
 	}
 	return newBatchError(failed, r.batch.n)
-}
-
-// newBatchError returns the error of a batch of total changes, of which some failed.
-func newBatchError(failed []*OpError, total int) *BatchError {
-	slices.SortFunc(failed, func(a, b *OpError) int { return cmp.Compare(a.Index, b.Index) })
-	return &BatchError{Errors: failed, total: total}
 }

@@ -388,6 +388,21 @@ func (s SvcStats) widen() Stats64 {
 	}
 }
 
+// decode reads a change back from its message; the destination is nil for a
+// change of a service.
+func decode(msg []byte) (*Service, *Destination) {
+	var memory addresses
+	body := msg[msgHdrLen+genlHdrLen:]
+	s, d := new(Service), new(Destination)
+	if err := parseService(body, s, &memory); err != nil {
+		s = nil
+	}
+	if err := parseDestination(body, d, &memory); err != nil {
+		d = nil
+	}
+	return s, d
+}
+
 // parseConfig decodes the timeouts, which the kernel sends in seconds.
 func parseConfig(body []byte) (Config, error) {
 	var c Config

@@ -169,6 +169,19 @@ func checkName(what, name string, maxLen int) error {
 	return nil
 }
 
+// filler appends the attributes of a request to b.
+type filler func(b []byte) ([]byte, error)
+
+// change returns the filler of a command on a service or a destination.
+func change(cmd uint8, s *Service, d *Destination) filler {
+	return func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) }
+}
+
+// identity returns the filler of what identifies a service.
+func identity(s *Service) filler {
+	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
+}
+
 // fillChange appends the attributes of a command on a service or a destination.
 func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err error) {
 	switch cmd {

@@ -3,10 +3,12 @@ package ipvs
 // This file has the errors of the package, and hints on error numbers that mislead.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -44,6 +46,12 @@ var (
 type BatchError struct {
 	Errors []*OpError // in the order of the batch
 	total  int
+}
+
+// newBatchError returns the error of a batch of total changes, of which some failed.
+func newBatchError(failed []*OpError, total int) *BatchError {
+	slices.SortFunc(failed, func(a, b *OpError) int { return cmp.Compare(a.Index, b.Index) })
+	return &BatchError{Errors: failed, total: total}
 }
 
 // Error names the first few changes that failed.
@@ -138,6 +146,10 @@ func (e *OpError) hint() string {
 	}
 	return ""
 }
+
+// notSent is the error of a change that was not sent, because the kernel could no
+// longer be reached.
+func notSent(lost error) error { return fmt.Errorf("ipvs: not sent, after: %w", lost) }
 
 // errMissing is the error of a reply without an attribute that every kernel sends.
 func errMissing(what string) error {

@@ -426,19 +426,6 @@ func (i *Handle) SetConfig(c *Config) error {
 	return i.call(cmdSetConfig, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillConfig(b, c) }, nil)
 }
 
-// filler appends the attributes of a request to b.
-type filler func(b []byte) ([]byte, error)
-
-// change returns the filler of a command on a service or a destination.
-func change(cmd uint8, s *Service, d *Destination) filler {
-	return func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) }
-}
-
-// identity returns the filler of what identifies a service.
-func identity(s *Service) filler {
-	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
-}
-
 // call sends a request and passes its answer to p. With NLM_F_ACK in flags it waits
 // for the acknowledgement.
 func (i *Handle) call(cmd uint8, flags uint16, fill filler, p parser) error {
@@ -466,34 +453,6 @@ func (i *Handle) lock() error {
 	}
 	i.mu.Lock()
 	return nil
-}
-
-// requestSize is room for almost any request. It is allocated with the first one:
-// many handles are closed after one change.
-const requestSize = 256
-
-// newRequest returns a request, valid until the next one is made.
-func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error) {
-	if i.scratch == nil {
-		i.scratch = make([]byte, 0, requestSize)
-	}
-	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
-	if fill != nil {
-		var err error
-		if msg, err = fill(msg); err != nil {
-			return nil, err
-		}
-	}
-	i.scratch = msg // grown, maybe
-	setLength(msg)
-	return msg, nil
-}
-
-// answerTo returns the taker of the answer to a request, valid until the next one
-// is made.
-func (i *Handle) answerTo(request []byte, p parser) *answer {
-	i.answer = answer{parser: p, acked: flagsOf(request)&unix.NLM_F_ACK != 0}
-	return &i.answer
 }
 
 // Info describes the kernel's IPVS.

@@ -142,6 +142,34 @@ func (m *message) errorText() string {
 	return ""
 }
 
+// requestSize is room for almost any request. It is allocated with the first one:
+// many handles are closed after one change.
+const requestSize = 256
+
+// newRequest returns a request, valid until the next one is made.
+func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error) {
+	if i.scratch == nil {
+		i.scratch = make([]byte, 0, requestSize)
+	}
+	msg := newGenlRequest(i.scratch[:0], i.family, cmd, genlVersion, flags)
+	if fill != nil {
+		var err error
+		if msg, err = fill(msg); err != nil {
+			return nil, err
+		}
+	}
+	i.scratch = msg // grown, maybe
+	setLength(msg)
+	return msg, nil
+}
+
+// answerTo returns the taker of the answer to a request, valid until the next one
+// is made.
+func (i *Handle) answerTo(request []byte, p parser) *answer {
+	i.answer = answer{parser: p, acked: flagsOf(request)&unix.NLM_F_ACK != 0}
+	return &i.answer
+}
+
 // execute sends the request msg to IPVS and passes the messages of its answer to t.
 // Errors from the kernel are returned as an unwrapped syscall.Errno. The caller
 // holds i.mu.

@@ -1,6 +1,6 @@
 package ipvs
 
-// This file writes services and destinations in ipvsadm's notation.
+// This file writes services, destinations and changes in ipvsadm's notation.
 
 import (
 	"fmt"
@@ -172,4 +172,21 @@ func tunnelOptions(d *Destination) string {
 		return " --tun-type gre" + checksum
 	}
 	return fmt.Sprintf(" (tunnel type %d)", d.TunnelType)
+}
+
+// notation returns a change as an ipvsadm command line without the program's name.
+func notation(op string, s *Service, d *Destination) string {
+	switch op {
+	case opName(cmdNewService):
+		return "-A " + s.Rule()
+	case opName(cmdSetService):
+		return "-E " + s.Rule()
+	case opName(cmdDelService):
+		return "-D " + serviceName(s)
+	case opName(cmdNewDest):
+		return "-a " + serviceName(s) + " " + d.Rule()
+	case opName(cmdSetDest):
+		return "-e " + serviceName(s) + " " + d.Rule()
+	}
+	return "-d " + serviceName(s) + " " + destinationName(d)
 }
