@@ -110,4 +110,16 @@ func TestKernelDoSmallSendBuffer(t *testing.T) {
 	if !eventually(func() bool { got = len(mustGet(i.GetServices())(t)); return got == 300 }) {
 		t.Errorf("%d services", got)
 	}
+	// The kernel takes no more than the buffer less 32 bytes, to the byte.
+	var updates Batch
+	for n := range 60 {
+		updates.UpdateService(ipv4Service(n))
+	}
+	for extra := range 64 {
+		must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 2304+extra))
+		if err := i.Do(&updates); err != nil {
+			_, send := i.socket.buffers()
+			t.Fatalf("a send buffer of %d bytes: %v", send, err)
+		}
+	}
 }

@@ -184,6 +184,25 @@ func TestQuickReadRefused(t *testing.T) {
 	}
 }
 
+// A socket that could not be opened because all descriptors were taken is tried again
+// when the next table is read.
+func TestQuickReadTriedAgain(t *testing.T) {
+	i, _ := newOptFake(t, optTestTable())
+	r := i.opt.Load()
+	r.socket.Swap(nil).close()
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: limit.Max}))
+	table := r.open(i, 10)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if table != nil || r.socket.Load() != nil {
+		t.Fatal("a socket without a descriptor for it")
+	}
+	if r.refused {
+		t.Error("not tried again")
+	}
+}
+
 // A kernel that says it filled less than it was given.
 func TestQuickReadShortAnswer(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

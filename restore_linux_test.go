@@ -251,3 +251,17 @@ func FuzzParseTable(f *testing.F) {
 		}
 	})
 }
+
+// A name is told by a letter, the first and the last of each case among them.
+func TestNamesHint(t *testing.T) {
+	for _, text := range []string{"a", "z", "A", "Z", "10.0.0.1m"} {
+		if namesHint(text) == "" {
+			t.Errorf("%q is not taken for a name", text)
+		}
+	}
+	for _, text := range []string{"", "10.0.0.256", "[::1]", "`", "{", "@", "99999"} {
+		if hint := namesHint(text); hint != "" {
+			t.Errorf("%q is taken for a name: %s", text, hint)
+		}
+	}
+}
