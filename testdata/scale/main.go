@@ -75,6 +75,21 @@ func run() error {
 		return err
 	}
 
+	overNetlink := func() (ipvs.Changes, error) {
+		have, err := h.GetTable()
+		if err != nil {
+			return ipvs.Changes{}, err
+		}
+		batch, err := ipvs.Diff(have, want)
+		if err == nil && batch.Len() != 0 {
+			err = fmt.Errorf("%d changes", batch.Len())
+		}
+		return ipvs.Changes{}, err
+	}
+	if err := step("the same over netlink (GetTable, Diff)", overNetlink, ipvs.Changes{}); err != nil {
+		return err
+	}
+
 	// One destination in a hundred gets another weight.
 	updates := 0
 	for number := 0; number < n*m; number += 100 {
