@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -125,4 +126,34 @@ func TestMainThreadStays(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A thread finds its network namespace where /proc is that of another PID namespace,
+// in which its numbers are those of others.
+func TestThreadNamespaceForeignProc(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root, to make a PID namespace")
+	}
+	c := helper("foreign-proc")
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func init() {
+	addHelper("foreign-proc", func() error {
+		if hasOwnProc() {
+			return errors.New("/proc is taken for its own")
+		}
+		ns, err := threadNamespace()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if own, err := netns.GetFromPath("/proc/thread-self/ns/net"); err != nil || !own.Equal(ns) {
+			return fmt.Errorf("another network namespace than %v (%v)", own, err)
+		}
+		return nil
+	})
 }
