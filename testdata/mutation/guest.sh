@@ -22,6 +22,7 @@ while read -r name binary number patterns; do
 		# A mutant may leave the machine in a state in which all tests fail.
 		again=$tests
 		[ -z "$test" ] || again="${tests%%:*}:^$test\$"
+		grep -m 2 '_test\.go:[0-9]' /tmp/log | cut -c 1-300 | sed 's/^ */why /'
 		if run all 0 "$again"; then
 			echo "noticed $name ${test:-a crash}"
 			continue 2

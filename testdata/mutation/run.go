@@ -248,6 +248,8 @@ func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err 
 		switch verb {
 		case "began":
 			trying = m
+		case "why":
+			fmt.Println("\t" + rest)
 		case "noticed":
 			m.noticed, m.unclear = by+", kernel "+kernel, false
 			done[m], trying = true, nil

@@ -59,7 +59,11 @@ func generate(checkout string) (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", resultsFile, err)
 	}
-	withTable, err := between(string(page), table)
+	tools, err := r.toolTable()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", resultsFile, err)
+	}
+	withTable, err := between(string(page), table+"\n"+tools)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", pageFile, err)
 	}
@@ -158,7 +162,9 @@ var rows = []struct{ workload, text string }{
 	{"reconcile-nothing", "reconcile, nothing to change"},
 	{"reconcile-1%", "reconcile, 1 % of the destinations to change"},
 	{"reconcile-all", "reconcile, every destination to change"},
+	{"reconcile-500", "reconcile 20 services with 500 destinations each, nothing to change"},
 	{"new-close", "open and close a handle"},
+	{"daemon", "open a handle, look for a service, add a destination, close"},
 }
 
 // table returns a Markdown table of the instructions.
@@ -181,6 +187,22 @@ func (r *results) table() (string, error) {
 		b.WriteByte('\n')
 	}
 	return b.String(), nil
+}
+
+// changes is the number of services and destinations in the table.
+const changes = 2000 * (1 + 5)
+
+// toolTable returns a Markdown table of what the same costs with the C programs.
+func (r *results) toolTable() (string, error) {
+	create, table := r.instructions["create-batch"]["this"], r.instructions["table"]["this"]
+	restore, save, start := r.instructions["tool-restore"]["tool"], r.instructions["tool-save"]["tool"], r.instructions["tool-keepalived"]["tool"]
+	if create*table*restore*save*start == 0 {
+		return "", fmt.Errorf("a program was not measured")
+	}
+	return fmt.Sprintf("| instructions, the whole table | this library | ipvsadm | keepalived |\n|---|---:|---:|---:|\n"+
+		"| program it | %s (a batch) | %s (`-R`) | %s (its start) |\n"+
+		"| read it | %s (`GetTable`) | %s (`-Sn`) | |\n",
+		number(changes*create), number(restore), number(start), number(table), number(save)), nil
 }
 
 // number rounds to three digits: 24,300 or 110 million.
