@@ -124,6 +124,9 @@ func rawRequests() (all []rawRequest) {
 		}))
 	}
 	add("a short count of persistent connections", syscall.EINVAL, cmdNewDest, there, destination(103, func(a attrs) { a[destAttrPersistentConnections] = ne16(1) }))
+	add("counts, which have no effect", 0, cmdNewDest, there, destination(105, func(a attrs) {
+		a[destAttrActiveConnections], a[destAttrInactiveConnections], a[destAttrPersistentConnections] = ne32(1), ne32(1), ne32(1)
+	}))
 	add("a GUE tunnel without a port", syscall.EINVAL, cmdNewDest, there, destination(104, func(a attrs) {
 		a[destAttrForwardingMethod], a[destAttrTunnelType], a[destAttrTunnelPort], a[destAttrTunnelFlags] = ne32(ConnectionFlagTunnel), []byte{TunnelGUE}, be16(0), ne16(0)
 	}))
