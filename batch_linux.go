@@ -34,10 +34,10 @@ type block struct {
 const (
 	maxSend      = 128       // changes; a longer block costs as much for each
 	maxSendBytes = 64 * 1024 // well below the send buffer
-	// replyCharge is an upper bound of what an error reply is charged in the receive
-	// queue. The queue has to hold the replies to one send even if all changes fail.
+	// replyCharge is an upper bound for the share of the receive queue that one error
+	// reply takes. The queue has to hold the replies to one send even if all changes fail.
 	replyCharge = 1536
-	// sendOverhead is what the kernel wants to be left of the send buffer.
+	// sendOverhead is the part of the send buffer that a datagram must leave free.
 	sendOverhead = 32
 )
 
@@ -50,7 +50,7 @@ type Change struct {
 }
 
 // String returns the change in ipvsadm's notation, such as
-// "-A -t 10.0.0.1:80 -s rr", and for one that cannot be sent a comment that says why.
+// "-A -t 10.0.0.1:80 -s rr", or a comment with the reason if it cannot be sent.
 func (c Change) String() string {
 	if c.Err != nil || c.Service == nil {
 		return "# not possible: " + describe(c.Op, c.Service, c.Destination) + fmt.Sprintf(": %v", c.Err)
@@ -58,35 +58,35 @@ func (c Change) String() string {
 	return notation(c.Op, c.Service, c.Destination)
 }
 
-// NewService adds the change that Handle.NewService makes to the batch.
+// NewService adds a call of Handle.NewService to the batch.
 func (b *Batch) NewService(s *Service) { b.add(cmdNewService, s, nil) }
 
-// UpdateService adds the change that Handle.UpdateService makes to the batch.
+// UpdateService adds a call of Handle.UpdateService to the batch.
 func (b *Batch) UpdateService(s *Service) { b.add(cmdSetService, s, nil) }
 
-// DelService adds the change that Handle.DelService makes to the batch.
+// DelService adds a call of Handle.DelService to the batch.
 func (b *Batch) DelService(s *Service) { b.add(cmdDelService, s, nil) }
 
-// NewDestination adds the change that Handle.NewDestination makes to the batch.
+// NewDestination adds a call of Handle.NewDestination to the batch.
 func (b *Batch) NewDestination(s *Service, d *Destination) { b.add(cmdNewDest, s, d) }
 
-// UpdateDestination adds the change that Handle.UpdateDestination makes to the batch.
+// UpdateDestination adds a call of Handle.UpdateDestination to the batch.
 func (b *Batch) UpdateDestination(s *Service, d *Destination) { b.add(cmdSetDest, s, d) }
 
-// DelDestination adds the change that Handle.DelDestination makes to the batch.
+// DelDestination adds a call of Handle.DelDestination to the batch.
 func (b *Batch) DelDestination(s *Service, d *Destination) { b.add(cmdDelDest, s, d) }
 
 // Len returns the number of changes, including those that cannot be sent.
 func (b *Batch) Len() int { return b.n }
 
-// Reset removes all changes and keeps the memory for the next ones.
+// Reset removes all changes, but keeps their memory for new ones.
 func (b *Batch) Reset() { b.blocks, b.n, b.bad = b.blocks[:0], 0, nil }
 
-// All returns an iterator over the numbers of the changes, from 0, and the changes,
-// in order. It is meant for checks of a plan before it is carried out. The changes
-// are copies; the batch must not be changed during the iteration.
+// All returns an iterator over the changes and their numbers, from 0, in order. It is
+// meant for checking a plan before it is carried out. The changes are copies; the batch
+// must not be changed during the iteration.
 //
-// The destinations that go with the deletion of their service are not listed.
+// Destinations that are deleted with their service are not listed.
 func (b *Batch) All() iter.Seq2[int, Change] {
 	return func(yield func(int, Change) bool) {
 		bad := b.bad
@@ -112,7 +112,7 @@ func (b *Batch) All() iter.Seq2[int, Change] {
 	}
 }
 
-// String returns the changes in ipvsadm's notation, one a line, such as
+// String returns the changes in ipvsadm's notation, one per line, such as
 // "-A -t 10.0.0.1:80 -s rr". A change that cannot be sent is a comment.
 func (b *Batch) String() string {
 	var text strings.Builder
@@ -145,7 +145,7 @@ func (b *Batch) add(cmd uint8, s *Service, d *Destination) error {
 	return nil
 }
 
-// refuse appends a change that is not to be sent, for the reason err.
+// refuse appends a change that is not sent, with the reason err.
 func (b *Batch) refuse(cmd uint8, s *Service, d *Destination, err error) {
 	b.bad = append(b.bad, &OpError{Index: b.n, Op: opName(cmd), Service: cloneService(s), Destination: cloneDestination(d), Err: err})
 	b.n++
@@ -161,7 +161,7 @@ func (b *Batch) lastBlock() *block {
 		}
 		size = len(last.messages) // the next one will be as large
 	}
-	if n := len(b.blocks); n < cap(b.blocks) { // memory from before Reset
+	if n := len(b.blocks); n < cap(b.blocks) { // memory kept by Reset
 		b.blocks = b.blocks[:n+1]
 	} else {
 		b.blocks = append(b.blocks, block{})
@@ -174,7 +174,7 @@ func (b *Batch) lastBlock() *block {
 	return next
 }
 
-// cutRequest returns the first request of a block and what follows it.
+// cutRequest returns the first request of a block and the rest of the block.
 func cutRequest(messages []byte) (msg, rest []byte) {
 	size := native.Uint32(messages)
 	return messages[:size], messages[size:]
@@ -242,7 +242,7 @@ func cloneDestination(d *Destination) *Destination {
 	return &clone
 }
 
-// opName returns the name of the method that does what the command does.
+// opName returns the name of the method for a command.
 func opName(cmd uint8) string {
 	switch cmd {
 	case cmdNewService:
@@ -261,13 +261,12 @@ func opName(cmd uint8) string {
 	return fmt.Sprintf("command %d", cmd)
 }
 
-// Do makes the changes of the batch, in order; a change that fails does not stop the
-// rest. Many travel in one system call. Do returns nil only if the kernel confirmed
-// all of them; else the error is a *BatchError, or ErrClosed if the handle was closed
-// before.
+// Do makes the changes of the batch in order, many in one system call. A change that
+// fails does not stop the rest. Do returns nil only if the kernel confirmed all of them;
+// otherwise the error is a *BatchError, or ErrClosed if the handle was already closed.
 //
-// Where the confirmation was lost, the error of a change matches ErrOutcomeUnknown.
-// Later changes are then not sent; their errors give the reason.
+// If the confirmation of a change was lost, its error matches ErrOutcomeUnknown. Later
+// changes are then not sent; their errors give the reason.
 //
 // Other calls on the handle wait until Do returns.
 func (i *Handle) Do(b *Batch) error {
@@ -278,7 +277,7 @@ func (i *Handle) Do(b *Batch) error {
 	return err
 }
 
-// do is Do; lost says why the kernel could no longer be reached.
+// do is Do; lost is not nil if the kernel could no longer be reached.
 func (i *Handle) do(b *Batch) (lost, err error) {
 	if err := i.lock(); err != nil {
 		return err, err
@@ -307,8 +306,8 @@ func (i *Handle) do(b *Batch) (lost, err error) {
 	return nil, r.result()
 }
 
-// nextChunk returns the size and the number of the first messages that may be sent
-// at once: at least one, at most atMost, and no more than so many bytes.
+// nextChunk returns the size and the number of the first messages that may be sent at
+// once: at least one, and otherwise at most atMost messages and the given bytes.
 func nextChunk(messages []byte, atMost, bytes int) (size, count int) {
 	for rest := messages; len(rest) > 0 && count < atMost; count++ {
 		var msg []byte
@@ -348,8 +347,8 @@ func (r *batchRun) fail(first, end int, err error) {
 	}
 }
 
-// send sends count changes from first on, which are in messages, and reads how they
-// ended. An error means that the kernel cannot be reached.
+// send sends the count changes in messages, of which first is the number of the first
+// one, and reads how they ended. An error means that the kernel cannot be reached.
 func (r *batchRun) send(first, count int, messages []byte) error {
 	i, s := r.handle, r.handle.socket
 	base := i.seq + 1
@@ -388,7 +387,7 @@ type replies struct {
 	run        *batchRun
 	first      int    // the number of the first change
 	base, last uint32 // sequence numbers of the first and the last change
-	stale      bool   // the family id may be an old one
+	stale      bool   // the family id may be outdated
 }
 
 func (t *replies) take(m *message) (done bool, err error) {
@@ -405,9 +404,9 @@ func (t *replies) take(m *message) (done bool, err error) {
 	return m.seq == t.last, err
 }
 
-// sendAgain repeats the changes that were refused because the family id was stale.
-// As in execute, ENOENT can also come from IPVS itself. An error means that the
-// kernel cannot be reached.
+// sendAgain repeats the changes that were rejected because the family id was outdated.
+// As in execute, ENOENT can also come from IPVS itself. An error means that the kernel
+// cannot be reached.
 func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 	i, s := r.handle, r.handle.socket
 	family := i.family
@@ -423,7 +422,7 @@ func (r *batchRun) sendAgain(first int, messages []byte) (lost error) {
 		}
 		r.outcomes[n] = outcome{err: err}
 		if err != nil {
-			continue // not made: IPVS is gone, or what came before was lost
+			continue // not made: IPVS is unloaded, or an earlier reply was lost
 		}
 		setFamily(msg, i.family)
 		setFlags(msg, unix.NLM_F_REQUEST|unix.NLM_F_ACK)

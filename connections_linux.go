@@ -36,7 +36,7 @@ type Connection struct {
 	// Destination is the real server.
 	Destination netip.AddrPort
 
-	// State is the kernel's name of the state, such as "ESTABLISHED"; the names depend
+	// State is the kernel's name for the state, such as "ESTABLISHED"; the names depend
 	// on the protocol.
 	State string
 
@@ -52,18 +52,18 @@ type Connection struct {
 const connectionBuffer = 64 << 10
 
 // Connections iterates over the connection table of the handle's network namespace,
-// whichever thread calls: /proc/net/ip_vs_conn, which ipvsadm -Lnc prints. It needs no
-// privilege on a thread in that namespace, and CAP_SYS_ADMIN elsewhere.
+// whichever thread calls. It reads /proc/net/ip_vs_conn, as ipvsadm -Lnc does. It needs
+// no privilege on a thread in that namespace, and CAP_SYS_ADMIN elsewhere.
 //
 // Entries are yielded as they are read, in no particular order, so memory use does
 // not depend on the length of the table. The loop may end early, and its body may
 // call the handle. Each loop reads the table again. An error is yielded with a nil
 // connection and ends the iteration.
 //
-// It is not a snapshot: while entries come and go, others can be missed or be yielded
+// It is not a snapshot: while entries come and go, others can be missed or yielded
 // twice, since the kernel resumes at a position. Kernels before 7 count up to that
 // position from the start for every 4 KiB read, so the time grows with the square of
-// the table's length: where 10,000 entries take 3 s (an emulated machine), 200,000
+// the table's length: on an emulated machine where 10,000 entries take 3 s, 200,000
 // take many minutes on 6.12 and 28 s on 7.2.
 func (i *Handle) Connections() iter.Seq2[*Connection, error] {
 	return func(yield func(*Connection, error) bool) {
@@ -92,7 +92,7 @@ func (i *Handle) Connections() iter.Seq2[*Connection, error] {
 }
 
 // parseConnections parses ip_vs_conn: a line of headings, and a line for each
-// entry. An error is the last that it yields.
+// entry. It ends after the first error.
 func parseConnections(r io.Reader) iter.Seq2[*Connection, error] {
 	return func(yield func(*Connection, error) bool) {
 		lines := bufio.NewReaderSize(r, connectionBuffer)

@@ -95,7 +95,7 @@ const (
 	statsAttrPad
 )
 
-// Attributes of a synchronisation daemon, IPVS_DAEMON_ATTR_*.
+// Attributes of a synchronization daemon, IPVS_DAEMON_ATTR_*.
 const (
 	daemonAttrUnspec uint16 = iota
 	daemonAttrState
@@ -115,7 +115,7 @@ const (
 	infoAttrConnectionTableSize
 )
 
-// Lengths that the kernel gives its strings, the closing NUL included.
+// Lengths of the kernel's strings, including the terminating NUL.
 const (
 	schedNameMaxLen = 16 // IP_VS_SCHEDNAME_MAXLEN
 	peNameMaxLen    = 16 // IP_VS_PENAME_MAXLEN
@@ -139,7 +139,8 @@ const (
 	ConnectionFlagDirectRoute = 0x0003
 )
 
-// The forwarding methods again, under the names that moby's own callers use.
+// The forwarding methods again, under a second set of names that moby/ipvs has for
+// them.
 const (
 	// ConnFwdMask selects the forwarding method (IP_VS_CONN_F_FWD_MASK).
 	ConnFwdMask = 0x0007
@@ -156,13 +157,13 @@ const (
 	// ConnFwdDirectRoute forwards by direct routing (IP_VS_CONN_F_DROUTE).
 	ConnFwdDirectRoute = 0x0003
 
-	// ConnFwdBypass goes past the real servers to the original destination;
-	// the kernel sets it itself (IP_VS_CONN_F_BYPASS).
+	// ConnFwdBypass bypasses the real servers and forwards to the original
+	// destination; only the kernel uses it (IP_VS_CONN_F_BYPASS).
 	ConnFwdBypass = 0x0004
 )
 
-// Schedulers, for Service.SchedName. Each is a kernel module of its own,
-// ip_vs_rr and so on, which the kernel loads when a service asks for it.
+// Schedulers, for Service.SchedName. Each is a kernel module, ip_vs_rr and so on,
+// which the kernel loads when a service first uses it.
 const (
 	// RoundRobin hands new connections to the real servers in turn.
 	RoundRobin = "rr"
@@ -183,13 +184,14 @@ const (
 	WeightedLeastConnection = "wlc"
 )
 
-// Schedulers beyond those that the original names.
+// Schedulers for which moby/ipvs has no constants.
 const (
-	// WeightedFailover sends all to the available real server of the highest weight.
+	// WeightedFailover sends all connections to the available real server of the
+	// highest weight.
 	WeightedFailover = "fo"
 
-	// WeightedOverflow fills the real server of the highest weight up to as many
-	// connections as its weight, then the next.
+	// WeightedOverflow fills the real server of the highest weight with as many
+	// connections as its weight, then the next one.
 	WeightedOverflow = "ovf"
 
 	// LocalityBasedLeastConnection keeps a destination address on one real server,
@@ -205,7 +207,8 @@ const (
 	// ShortestExpectedDelay picks by (active connections + 1) / weight.
 	ShortestExpectedDelay = "sed"
 
-	// NeverQueue picks an idle real server if there is one, else as ShortestExpectedDelay.
+	// NeverQueue picks an idle real server if there is one, and otherwise works like
+	// ShortestExpectedDelay.
 	NeverQueue = "nq"
 
 	// PowerOfTwoChoices picks the less loaded of two real servers drawn at random.
@@ -218,24 +221,23 @@ const (
 	// (IP_VS_SVC_F_PERSISTENT).
 	ServiceFlagPersistent = 0x0001
 
-	// ServiceFlagHashed is set by the kernel in each service that it has
-	// (IP_VS_SVC_F_HASHED).
+	// ServiceFlagHashed is set by the kernel in every service (IP_VS_SVC_F_HASHED).
 	ServiceFlagHashed = 0x0002
 
 	// ServiceFlagOnePacket schedules each UDP packet by itself (IP_VS_SVC_F_ONEPACKET).
 	ServiceFlagOnePacket = 0x0004
 
-	// ServiceFlagSched1, ServiceFlagSched2 and ServiceFlagSched3 mean something to
-	// some schedulers (IP_VS_SVC_F_SCHED1 to IP_VS_SVC_F_SCHED3).
+	// ServiceFlagSched1, ServiceFlagSched2 and ServiceFlagSched3 have a meaning that
+	// depends on the scheduler (IP_VS_SVC_F_SCHED1 to IP_VS_SVC_F_SCHED3).
 	ServiceFlagSched1 = 0x0008
 	ServiceFlagSched2 = 0x0010
 	ServiceFlagSched3 = 0x0020
 
-	// ServiceFlagSHFallback lets "sh" go on to another real server where the chosen
-	// one takes no connections (IP_VS_SVC_F_SCHED_SH_FALLBACK).
+	// ServiceFlagSHFallback makes "sh" pick another real server if the chosen one
+	// accepts no new connections (IP_VS_SVC_F_SCHED_SH_FALLBACK).
 	ServiceFlagSHFallback = ServiceFlagSched1
 
-	// ServiceFlagSHPort lets "sh" hash the client's port too (IP_VS_SVC_F_SCHED_SH_PORT).
+	// ServiceFlagSHPort makes "sh" hash the client's port too (IP_VS_SVC_F_SCHED_SH_PORT).
 	ServiceFlagSHPort = ServiceFlagSched2
 
 	// ServiceFlagMHFallback is ServiceFlagSHFallback for "mh" (IP_VS_SVC_F_SCHED_MH_FALLBACK).
@@ -246,7 +248,7 @@ const (
 )
 
 // Tunnels, for Destination.TunnelType and TunnelFlags, used with
-// ConnectionFlagTunnel; kernels know more than TunnelIPIP from 5.3 on.
+// ConnectionFlagTunnel. All but TunnelIPIP need Linux 5.3.
 const (
 	// TunnelIPIP wraps packets in IP (IP_VS_CONN_F_TUNNEL_TYPE_IPIP).
 	TunnelIPIP = 0
@@ -258,7 +260,7 @@ const (
 	// TunnelGRE wraps packets in GRE (IP_VS_CONN_F_TUNNEL_TYPE_GRE).
 	TunnelGRE = 2
 
-	// TunnelFlagNoChecksum leaves the tunnel's checksum out (IP_VS_TUNNEL_ENCAP_FLAG_NOCSUM).
+	// TunnelFlagNoChecksum omits the tunnel's checksum (IP_VS_TUNNEL_ENCAP_FLAG_NOCSUM).
 	TunnelFlagNoChecksum = 0
 
 	// TunnelFlagChecksum adds a checksum to GUE and GRE (IP_VS_TUNNEL_ENCAP_FLAG_CSUM).

@@ -48,9 +48,10 @@ type Daemon struct {
 	// connections of all groups (IPVS_DAEMON_ATTR_SYNC_ID).
 	SyncID uint32
 
-	// SyncMaxLen is the largest message in bytes. 0 stands for what fits into a packet
-	// of 1500 bytes for a master, and into the interface's MTU for a backup. The kernel
-	// reduces values that are too large (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
+	// SyncMaxLen is the maximum length of a message in bytes. If it is 0, a message fits
+	// into a packet of 1500 bytes for a master, and into the interface's MTU for a
+	// backup. The kernel reduces values that are too large
+	// (IPVS_DAEMON_ATTR_SYNC_MAXLEN).
 	SyncMaxLen uint16
 
 	// MulticastGroup is the multicast group, IPv4 or IPv6; nil means 224.0.0.81
@@ -97,11 +98,11 @@ func (i *Handle) DelDaemon(state DaemonState) error {
 	return i.execute(i.socket, appendFence(msg), &fenced{handle: i})
 }
 
-// appendFence appends a request that does nothing but to be acknowledged.
+// appendFence appends a request that does nothing but is acknowledged.
 //
-// The kernel sends no reply to a request that ends with EINTR. That is how it
-// stops a daemon whose thread has not run yet; the daemon is stopped all the
-// same. If the fence is answered and the request before it was not, it ended so.
+// The kernel sends no reply to a request that ends with EINTR, as does one that stops a
+// daemon whose thread has not run yet; the daemon is stopped nevertheless. If the fence
+// is acknowledged but the request before it is not, that request ended with EINTR.
 func appendFence(msg []byte) []byte {
 	fence := append(msg, make([]byte, msgHdrLen)...)[len(msg):]
 	native.PutUint16(fence[4:], unix.NLMSG_NOOP)
@@ -113,7 +114,7 @@ func appendFence(msg []byte) []byte {
 // fenced takes the acknowledgements of a request and of the fence sent with it.
 type fenced struct {
 	handle *Handle
-	err    error // what the kernel says of the request
+	err    error // the kernel's verdict on the request
 }
 
 func (f *fenced) take(m *message) (done bool, err error) {
@@ -178,7 +179,7 @@ func fillDaemon(b []byte, d *Daemon) ([]byte, error) {
 	b = appendUint32(b, daemonAttrState, uint32(d.State))
 	b = appendString(b, daemonAttrInterface, d.MulticastInterface)
 	b = appendUint32(b, daemonAttrSyncID, d.SyncID)
-	// Attributes left out are chosen by the kernel.
+	// The kernel chooses the values of omitted attributes.
 	if d.SyncMaxLen != 0 {
 		b = appendUint16(b, daemonAttrSyncMaxLen, d.SyncMaxLen)
 	}

@@ -64,7 +64,8 @@ func destinationDiff(b *[destinationSize]byte) uint32 {
 		stats64Diff((*[stats64Size]byte)(b[212:]))
 }
 
-// The counters are in the order of their numbers; bytes have 64 bits in both sets.
+// The counters are in the order of their attribute numbers; bytes are counted in 64
+// bits in both sets.
 func statsDiff(b *[statsSize]byte) uint32 {
 	return headerDiff(b[0:], statsAttrConnections, 4) |
 		headerDiff(b[8:], statsAttrPacketsIn, 4) |
@@ -91,8 +92,8 @@ func stats64Diff(b *[stats64Size]byte) uint32 {
 		headerDiff(b[108:], statsAttrBPSOut, 8)
 }
 
-// decodeFixed decodes a service with the fixed layout; ok reports whether it has
-// that. The address is that in the message.
+// decodeFixed decodes a service with the fixed layout; ok reports whether b has that
+// layout. The address is a part of b.
 func (s *Service) decodeFixed(b []byte) (address []byte, ok bool) {
 	const head = serviceHeadSize
 	if len(b) < head+attrHdrLen || serviceHeadDiff((*[head]byte)(b)) != 0 || native.Uint16(b[head+2:]) != svcAttrSchedName {
@@ -119,8 +120,8 @@ func (s *Service) decodeFixed(b []byte) (address []byte, ok bool) {
 	return b[20:36], true
 }
 
-// decodeFixed decodes a destination with the fixed layout; ok reports whether it
-// has that. The address is that in the message.
+// decodeFixed decodes a destination with the fixed layout; ok reports whether attrs has
+// that layout. The address is a part of attrs.
 func (d *Destination) decodeFixed(attrs []byte) (address []byte, ok bool) {
 	if len(attrs) != destinationSize {
 		return nil, false

@@ -69,7 +69,7 @@ func (a *attributes) fits(size int) bool {
 	return false
 }
 
-// sizeError ends the walk, and says why unless something was wrong before.
+// sizeError ends the walk and records the error, unless there was an earlier one.
 func (a *attributes) sizeError(size int) {
 	a.nest(fmt.Errorf("ipvs: malformed reply: attribute %d has %d bytes, want %d", a.typ, a.end-a.at, size))
 }
@@ -110,7 +110,7 @@ func (a *attributes) uint64() uint64 {
 	return native.Uint64(a.level[a.at:])
 }
 
-// nest ends the walk if a nested attribute is malformed.
+// nest ends the walk if err, the error of a nested attribute, is not nil.
 func (a *attributes) nest(err error) {
 	if err != nil && a.err == nil {
 		a.err, a.after = err, len(a.level)
@@ -129,8 +129,8 @@ func text(value []byte) []byte {
 	return value
 }
 
-// nested returns the value of the first-level attribute typ. If it is missing, the
-// error calls it what.
+// nested returns the value of the first-level attribute typ. If it is missing, the error
+// names it by what.
 func nested(body []byte, typ uint16, what string) (value []byte, err error) {
 	if len(body) >= attrHdrLen && headerDiff(body, typ, len(body)-attrHdrLen) == 0 {
 		return body[attrHdrLen:], nil // the only attribute, as the kernel sends it
@@ -286,9 +286,9 @@ func (d *Destination) setAddress(address []byte, mem *addresses) (err error) {
 	return err
 }
 
-// getIPFamily returns the family of a destination's address as kernels before 3.18
-// send it: 16 bytes without a family. If only the first four bytes are not zero,
-// it is an IPv4 address.
+// getIPFamily returns the family of a destination's address from a kernel before 3.18,
+// which sends 16 bytes without a family. If only the first four bytes are not zero, it
+// is an IPv4 address.
 func getIPFamily(address []byte) (uint16, error) {
 	if len(address) < net.IPv4len {
 		return 0, fmt.Errorf("ipvs: malformed reply: an address of %d bytes", len(address))
@@ -342,7 +342,7 @@ func assembleStats(attrs []byte, s *SvcStats) error {
 	return a.err
 }
 
-// assembleStats64 decodes the 64-bit counters, which kernels from 4.1 on send.
+// assembleStats64 decodes the 64-bit counters, which Linux 4.1 and later send.
 func assembleStats64(attrs []byte, s *Stats64) error {
 	a := attributes{level: attrs}
 	for a.next() {
@@ -388,8 +388,8 @@ func (s SvcStats) widen() Stats64 {
 	}
 }
 
-// decode reads a change back from its message; the destination is nil for a
-// change of a service.
+// decode decodes a change from its request; the destination is nil for a change of a
+// service.
 func decode(msg []byte) (*Service, *Destination) {
 	var memory addresses
 	body := msg[msgHdrLen+genlHdrLen:]
@@ -456,14 +456,14 @@ func schedulerName(name []byte) string {
 	return string(name)
 }
 
-// addresses allocates the addresses of an answer, many at once.
+// addresses allocates memory for the addresses of an answer, many at a time.
 type addresses struct {
 	free  []byte
 	chunk int // size of the last allocation
 }
 
-// copyIP copies an address, which the kernel sends in 16 bytes whatever its family,
-// in the length of its family.
+// copyIP returns a copy of an address in the length of its family. The kernel sends 16
+// bytes for both families.
 func (m *addresses) copyIP(family uint16, address []byte) (net.IP, error) {
 	size := net.IPv6len
 	if family == unix.AF_INET {

@@ -45,21 +45,21 @@ func (i *Handle) getTable(wanted func(*Service) bool) ([]TableEntry, error) {
 }
 
 // Diff returns the fewest changes that lead from the table have to the table want. It
-// compares what a caller can set, not counters; addresses, families and netmasks are
-// equal if they are sent the same, and the settings of a tunnel matter only with
+// compares settings, not counters. Addresses, families and netmasks are equal if they
+// are sent as the same bytes, and tunnel settings matter only with
 // ConnectionFlagTunnel.
 //
-// An entry of want that cannot be sent (nil, no address, one that contradicts the
-// family, a weight or a name out of range) or that is wanted twice is a change with an
-// Err, see Batch.All, which Handle.Do reports and does not send. It harms only itself:
-// what have has in its place stays as it is, and of duplicates the first counts. The
-// destinations of a service that cannot be sent stay as they are, too.
+// An entry of want that cannot be sent (it is nil, has no address or one that
+// contradicts its family, or has a weight or a name out of range) or that is wanted
+// twice becomes a change with an Err, see Batch.All. Handle.Do reports such a change
+// and does not send it. Nothing else is affected: the entry of have in its place stays
+// as it is (a service with its destinations), and of duplicates the first one counts.
 //
-// Diff itself fails only if have is not a table that a kernel can have. Of duplicates
-// in have the first counts.
+// Diff returns an error only if have is not a table that a kernel can have. Of
+// duplicates in have, the first one counts.
 //
 // The order of the changes keeps traffic served: new services and destinations come
-// first, then changed settings, then destinations that go, and last services that go.
+// first, then changed settings, then deleted destinations, and last deleted services.
 func Diff(have, want []TableEntry) (*Batch, error) {
 	var d differ
 	return d.diff(have, want)
@@ -70,26 +70,26 @@ type differ struct {
 	services     matcher[serviceKey]
 	destinations matcher[destinationKey] // of the current service
 
-	refuse func(*Service, serviceKey) error // why a wanted service must not be touched; nil: none
-	drains *drainer                         // decides what drains; nil: nothing does
-	listed bool                             // what is there was read from the kernel, without duplicates
+	refuse func(*Service, serviceKey) error // returns why a wanted service must not be touched; nil if all may be
+	drains *drainer                         // decides which destinations drain; nil if none do
+	listed bool                             // the existing table was read from the kernel and has no duplicates
 
 	arriving Batch // new services and destinations
 	updating Batch // services with other settings
 	changing Batch // destinations with other settings
-	parting  Batch // destinations that go
-	settling Batch // services that lose a setting after their destinations went
-	leaving  Batch // services that go
+	parting  Batch // destinations to delete
+	settling Batch // services that lose a setting after their destinations are deleted
+	leaving  Batch // services to delete
 
-	scratch []byte // for messages that are made to see whether they can be
+	scratch []byte // for messages that are encoded only to validate them
 }
 
-// matcher finds what is there for what is wanted.
+// matcher matches wanted entries with existing ones.
 type matcher[K comparable] struct {
-	there index[K]
-	at    []int   // the position in the list of each key
-	state []uint8 // why each stays; 0: it does not
-	new   index[K]
+	there index[K] // the existing entries
+	at    []int    // the position of each in its list
+	state []uint8  // why each stays; 0 if it does not
+	new   index[K] // the wanted entries that do not exist
 }
 
 // Why an entry stays.
@@ -105,15 +105,15 @@ func (m *matcher[K]) reset(have, want int) {
 	m.at, m.state = m.at[:0], m.state[:0]
 }
 
-// have adds entry n of what is there. A duplicate is ignored.
+// have adds existing entry n. A duplicate is ignored.
 func (m *matcher[K]) have(n int, k K) {
 	if m.there.add(k) {
 		m.at, m.state = append(m.at, n), append(m.state, 0)
 	}
 }
 
-// want returns the entry that is there for what is wanted, -1 for none, and reports
-// whether it is wanted for the first time.
+// want returns the existing entry with a wanted key, or -1 if there is none, and reports
+// whether the key is wanted for the first time.
 func (m *matcher[K]) want(k K) (n int, first bool) {
 	found, ok := m.there.find(k)
 	if !ok {
@@ -124,15 +124,15 @@ func (m *matcher[K]) want(k K) (n int, first bool) {
 	return m.at[found], first
 }
 
-// protect keeps what is there under a key from being unwanted.
+// protect makes an existing entry stay even if it is not wanted.
 func (m *matcher[K]) protect(k K) {
 	if found, ok := m.there.find(k); ok {
 		m.state[found] |= isProtected
 	}
 }
 
-// unwanted yields the entries that are neither wanted nor protected, in the order of
-// the list, with their keys.
+// unwanted yields the existing entries that are neither wanted nor protected, in the
+// order of the list, with their keys.
 func (m *matcher[K]) unwanted(yield func(n int, k K) bool) {
 	for at, n := range m.at {
 		if m.state[at] == 0 && !yield(n, m.there.keys[at]) {
@@ -203,7 +203,7 @@ func (d *differ) wanted(have []TableEntry, want TableEntry) error {
 	return d.existingService(there, want.Service, key)
 }
 
-// checkWanted returns why a wanted service must not be touched, nil if it may be.
+// checkWanted returns why a wanted service must not be touched, or nil if it may be.
 func (d *differ) checkWanted(s *Service, key serviceKey, first bool) error {
 	switch {
 	case !first:
@@ -214,7 +214,7 @@ func (d *differ) checkWanted(s *Service, key serviceKey, first bool) error {
 	return nil
 }
 
-// newService adds a wanted service that is not there, and its destinations.
+// newService adds a wanted service that does not exist, and its destinations.
 func (d *differ) newService(want TableEntry, key serviceKey, first bool) error {
 	err := d.checkWanted(want.Service, key, first)
 	if err != nil {
@@ -228,7 +228,7 @@ func (d *differ) newService(want TableEntry, key serviceKey, first bool) error {
 	return d.compareDestinations(nil, want, err == nil)
 }
 
-// existingService adds what changes of a wanted service that is there, after its
+// existingService adds the changes to an existing service that is wanted, after its
 // destinations were compared.
 func (d *differ) existingService(there TableEntry, want *Service, key serviceKey) error {
 	draining, ended := 0, false
@@ -259,9 +259,8 @@ func (d *differ) existingService(there TableEntry, want *Service, key serviceKey
 	return nil
 }
 
-// compareDestinations adds the changes to the destinations of a wanted service, apart
-// from those that are not wanted. If the service is not usable, it only reports
-// destinations that are bad by themselves.
+// compareDestinations adds the changes to the wanted destinations of a service. If the
+// service is not usable, it only reports destinations that are invalid themselves.
 func (d *differ) compareDestinations(have []*Destination, want TableEntry, usable bool) error {
 	if d.listed && usable && sameDestinations(have, want.Destinations) {
 		d.destinations.reset(0, 0)
@@ -305,9 +304,9 @@ func (d *differ) compareDestinations(have []*Destination, want TableEntry, usabl
 	return nil
 }
 
-// sameDestinations reports whether the destinations that are there, as the kernel
-// lists them, are the wanted ones, in the same order or in reverse: the kernel lists
-// the newest first. That is so for most services, and costs less than to match them.
+// sameDestinations reports whether the existing destinations, as the kernel lists them,
+// are the wanted ones, in the same order or in reverse: the kernel lists the newest
+// first. Most services are like that, and this check costs less than matching.
 func sameDestinations(have, want []*Destination) bool {
 	last := len(have) - 1
 	switch {
@@ -329,7 +328,7 @@ func sameDestinations(have, want []*Destination) bool {
 	return true
 }
 
-// sameDestination reports whether a destination that is there is a wanted one, with
+// sameDestination reports whether an existing destination is a wanted one, with
 // the same settings.
 func sameDestination(have, want *Destination) bool {
 	if want == nil || have.Port != want.Port {
@@ -370,7 +369,7 @@ func (d *differ) unwanted(have TableEntry, key serviceKey) error {
 	return nil
 }
 
-// quiet gives a destination that drains weight 0.
+// quiet sets the weight of a draining destination to 0.
 func (d *differ) quiet(s *Service, dest *Destination) {
 	if dest.Weight == 0 {
 		return
@@ -380,8 +379,8 @@ func (d *differ) quiet(s *Service, dest *Destination) {
 	d.changing.UpdateDestination(s, &quiet)
 }
 
-// protectMistaken protects the services that a wanted one can be meant to be whose
-// family is missing or contradicts its address.
+// protectMistaken protects the existing services that s may be meant for, if its family
+// is missing or contradicts its address.
 func (d *differ) protectMistaken(s *Service) {
 	if s == nil {
 		return
@@ -412,7 +411,7 @@ func (d *differ) protectMistakenDestination(dest *Destination) {
 	}
 }
 
-// checkDestination returns why a destination cannot be sent, nil if it can.
+// checkDestination returns why a destination cannot be sent, or nil if it can.
 func checkDestination(cmd uint8, d *Destination) error {
 	_, err := fillDestination(nil, d, true)
 	if err == nil && cmd == cmdNewDest {
@@ -426,7 +425,7 @@ func contains[K comparable](set map[K]struct{}, key K) bool {
 	return ok
 }
 
-// serviceSettings is what a caller can set of a service, as it is sent.
+// serviceSettings are the settings of a service, as they are sent.
 type serviceSettings struct {
 	scheduler, engine       string
 	flags, timeout, netmask uint32
@@ -436,7 +435,7 @@ func settingsOfService(s *Service, family uint16) serviceSettings {
 	return serviceSettings{s.SchedName, s.PEName, s.Flags &^ ServiceFlagHashed, s.Timeout, netmaskOf(s, family)}
 }
 
-// destinationSettings is what a caller can set of a destination, as it is sent.
+// destinationSettings are the settings of a destination, as they are sent.
 type destinationSettings struct {
 	weight                  int
 	forwarding              uint32
@@ -448,7 +447,7 @@ type destinationSettings struct {
 func settingsOfDestination(d *Destination) destinationSettings {
 	s := destinationSettings{weight: d.Weight, forwarding: d.ConnectionFlags & ConnectionFlagFwdMask,
 		upper: d.UpperThreshold, lower: d.LowerThreshold}
-	if s.forwarding == ConnectionFlagTunnel { // the kernel keeps them for others too, but never uses them
+	if s.forwarding == ConnectionFlagTunnel { // with other methods the kernel stores them, but never uses them
 		s.tunnelType, s.tunnelPort, s.tunnelFlags = d.TunnelType, d.TunnelPort, d.TunnelFlags
 	}
 	return s

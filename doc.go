@@ -7,8 +7,8 @@
 // A [Handle] is a connection to the IPVS table of one network namespace. The table
 // has virtual services ([Service]): an address, protocol and port that clients
 // connect to, or a firewall mark, and a scheduler. Each service has destinations
-// ([Destination]), the real servers, with a weight and a forwarding method. Both
-// carry the kernel's counters.
+// ([Destination]), the real servers, with a weight and a forwarding method. Services
+// and destinations carry the kernel's counters.
 //
 // To change a service or a destination, read it, change the fields and write it
 // back: every field round-trips unchanged.
@@ -19,8 +19,8 @@
 // # Network namespaces
 //
 // New("") opens a handle for the network namespace of the calling thread, New(path)
-// for the one at path (/proc/PID/ns/net, /run/netns/NAME), and [NewAt] for an open
-// one. The handle stays in that namespace, whichever thread uses it.
+// for the namespace at path (/proc/PID/ns/net, /run/netns/NAME), and [NewAt] for an
+// open one. The handle stays in that namespace, whichever thread uses it.
 //
 // # Privileges
 //
@@ -41,12 +41,12 @@
 //	EAFNOSUPPORT   the address family is unknown, or the kernel lacks IPv6
 //	EPERM          the caller lacks CAP_NET_ADMIN
 //
-// Errors of the package itself begin with "ipvs: ". Those of single changes are in a
-// [BatchError], together with the change. [ErrNotSupported] reports that the kernel
-// has no IPVS, and [ErrClosed] that the handle is closed. An error that matches
-// [os.ErrDeadlineExceeded] reports that the kernel did not reply in time, and one that
-// matches ENOBUFS that a reply was lost. After either, the outcome of the call is
-// unknown.
+// Errors of the package itself begin with "ipvs: ". A [BatchError] has the error of
+// each change that failed, together with the change. [ErrNotSupported] reports that
+// the kernel has no IPVS, and [ErrClosed] that the handle is closed. An error that
+// matches [os.ErrDeadlineExceeded] reports that the kernel did not reply in time, and
+// one that matches ENOBUFS that a reply was lost. After either, the outcome of the call
+// is unknown.
 //
 // # Concurrency
 //

@@ -1,6 +1,6 @@
 package ipvs
 
-// This file decides which destinations drain, and when they go.
+// This file decides which destinations drain, and when they are deleted.
 
 import (
 	"time"
@@ -17,30 +17,30 @@ const (
 	// drainPoll is the shortest time after which it makes sense to look whether
 	// connections have ended.
 	drainPoll = time.Second
-	// drainPollShare of the time that a drain has lasted is when to look next: some
-	// 30 looks for ten minutes.
+	// A drain is looked at again after 1/drainPollShare of the time that it has lasted:
+	// about 30 times in ten minutes.
 	drainPollShare = 5
 )
 
-// drainer decides which of the destinations that are not wanted drain, in one plan.
+// drainer decides, for one plan, which of the unwanted destinations drain.
 type drainer struct {
 	reconciler *Reconciler
 	now        time.Time
-	since      map[drainKey]time.Time  // since when each has been known to have weight 0
-	begun      map[drainKey]struct{}   // those that got weight 0 in the current call
+	since      map[drainKey]time.Time  // since when each is known to have weight 0
+	begun      map[drainKey]struct{}   // destinations that got weight 0 in the current call
 	wildcards  map[serviceKey]struct{} // wanted services with port 0
 
-	goesOn  map[drainKey]time.Time  // drains that go on, with weight 0
-	begins  []drainKey              // those that get weight 0 by the plan
-	ends    map[drainKey]time.Time  // those that the plan deletes
+	goesOn  map[drainKey]time.Time  // destinations that continue to drain, and since when
+	begins  []drainKey              // destinations that the plan gives weight 0
+	ends    map[drainKey]time.Time  // destinations that the plan deletes
 	held    map[serviceKey]struct{} // services that the plan does not touch
-	count   int
-	requeue time.Duration
+	count   int                     // number of destinations that drain
+	requeue time.Duration           // when to look at them again
 
-	counted     bool           // destinations come with counters
+	counted     bool           // destinations have counters
 	countedKey  serviceKey     // if not: the service whose destinations were read again,
-	countedList []*Destination // and these
-	err         error          // of reading it
+	countedList []*Destination // and these destinations
+	err         error          // the error of reading them
 }
 
 // newDrainer returns the drainer of a plan.
@@ -58,16 +58,16 @@ func (r *Reconciler) time() time.Time {
 	return time.Now()
 }
 
-// takesOver records a wanted service: one with port 0 gets the clients of those of the
-// same address that are no longer there.
+// takesOver records a wanted service. One with port 0 takes over the clients of deleted
+// services with the same address and protocol.
 func (d *drainer) takesOver(key serviceKey) {
 	if key.port == 0 && key.fwmark == 0 {
 		d.wildcards[key] = struct{}{}
 	}
 }
 
-// isTakenOver reports whether a service that is not wanted would, if it stayed, keep
-// its clients from a wanted one with port 0.
+// isTakenOver reports whether an unwanted service would, if it stayed, keep its clients
+// from a wanted one with port 0.
 func (d *drainer) isTakenOver(key serviceKey) bool {
 	key.port = 0
 	return contains(d.wildcards, key)
@@ -76,15 +76,15 @@ func (d *drainer) isTakenOver(key serviceKey) bool {
 // hold records a service whose destinations stay as they are.
 func (d *drainer) hold(key serviceKey) { d.held[key] = struct{}{} }
 
-// keeps reports whether a destination that is not wanted is to drain. Its service is
-// given as the kernel has it, with the scheduler that it will have.
+// keeps reports whether an unwanted destination is to drain. s is its service as the
+// kernel has it, and scheduler the one that the service will have.
 func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drainKey) bool {
 	limit := d.limit(s, scheduler, dest, k)
 	if limit <= 0 {
 		return false
 	}
 	if dest.Weight != 0 {
-		// Also if it drained before: connections can have come since.
+		// Even if it drained before: it can have new connections.
 		d.begins = append(d.begins, k)
 		d.keep(0, limit)
 		return true
@@ -104,7 +104,7 @@ func (d *drainer) keeps(s *Service, scheduler string, dest *Destination, k drain
 	return true
 }
 
-// limit returns how long a destination may drain; 0 if it must not.
+// limit returns how long a destination may drain, or 0 if it must not.
 func (d *drainer) limit(s *Service, scheduler string, dest *Destination, k drainKey) time.Duration {
 	if scheduler == DestinationHashing {
 		return 0 // a destination of weight 0 would keep its share of the clients
@@ -118,7 +118,7 @@ func (d *drainer) limit(s *Service, scheduler string, dest *Destination, k drain
 	return 0
 }
 
-// withCounters returns a destination with all that the kernel tells of it.
+// withCounters returns a destination with all its fields, including the counters.
 func (d *drainer) withCounters(s *Service, dest *Destination, k drainKey) *Destination {
 	if d.counted {
 		return dest
@@ -146,7 +146,7 @@ func (d *drainer) keep(elapsed, limit time.Duration) {
 	}
 }
 
-// after returns the drains after the plan was carried out, apart from the changes that
+// after returns the drains after the plan was carried out, except for the changes that
 // failed. The time to drain begins when the kernel has confirmed weight 0.
 func (d *drainer) after(failed []*OpError, now time.Time) map[drainKey]time.Time {
 	destinations, services := map[drainKey]struct{}{}, map[serviceKey]struct{}{}
@@ -182,14 +182,14 @@ func (d *drainer) after(failed []*OpError, now time.Time) map[drainKey]time.Time
 	return drains
 }
 
-// hasFallback reports whether a scheduler has a fallback flag, which is the same for
-// both: without it, a destination of weight 0 keeps its share of the clients, who are
-// refused.
+// hasFallback reports whether a scheduler has a fallback flag, which is
+// ServiceFlagSched1. Without the flag, a destination of weight 0 keeps its share of the
+// clients, which are refused.
 func hasFallback(scheduler string) bool {
 	return scheduler == SourceHashing || scheduler == MaglevHashing
 }
 
-// withFallback returns a service as it is to be while destinations of it drain.
+// withFallback returns a service with the settings to use while its destinations drain.
 func withFallback(s *Service) *Service {
 	if !hasFallback(s.SchedName) || s.Flags&ServiceFlagSched1 != 0 {
 		return s
@@ -199,8 +199,8 @@ func withFallback(s *Service) *Service {
 	return &fallback
 }
 
-// losesFallback reports whether a service is to lose the flag, which it needs until
-// its last destination that drains has gone.
+// losesFallback reports whether a service is to lose the fallback flag, which it needs
+// until its last draining destination is deleted.
 func losesFallback(have, want *Service) bool {
 	return have.SchedName == want.SchedName && hasFallback(want.SchedName) &&
 		have.Flags&^want.Flags&ServiceFlagSched1 != 0

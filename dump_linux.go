@@ -1,7 +1,7 @@
 package ipvs
 
-// This file has lists: asking again, memory for many entries, entries that come
-// twice.
+// This file has lists: repeating an interrupted one, memory for many entries, dropping
+// duplicates.
 
 import (
 	"slices"
@@ -19,8 +19,8 @@ type collector interface {
 }
 
 // dump requests a list. If the kernel marks the answer as inconsistent, or a part
-// was larger than the buffer, it requests the list again, a few times. key is that
-// of the service whose destinations are listed, otherwise zero.
+// was larger than the buffer, it requests the list again, a few times. key is the key
+// of the service whose destinations are listed, and zero for other lists.
 func (i *Handle) dump(cmd uint8, fill filler, c collector, key serviceKey) error {
 	if err := i.lock(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (i *Handle) bulkSocket() *socket {
 	bulk.in = make([]byte, largeBuffer)
 	i.closeWithHandle(bulk)
 	i.bulk.Store(bulk)
-	if i.closed.Load() { // Close may have looked before
+	if i.closed.Load() { // Close may have run before the Store
 		bulk.close()
 	}
 	return bulk
@@ -128,9 +128,9 @@ func (l *destinationList) finish() { l.items = dropDuplicates(l.items, keyOfDest
 const smallList = 12
 
 // dropDuplicates removes items that were listed before. Changes to the table
-// between two parts of a list can make the kernel send entries again. Kernels from 7
-// on can send an entry twice even in one part: services while their table grows,
-// and destinations that are deleted and added again.
+// between two parts of a list can make the kernel send entries again. Linux 7 and later
+// can send an entry twice even in one part: services while their table grows, and
+// destinations that are deleted and added again.
 func dropDuplicates[T any, K comparable](items []*T, keyOf func(*T) K) []*T {
 	if len(items) <= smallList && !hasDuplicates(items, keyOf) {
 		return items

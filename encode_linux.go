@@ -1,8 +1,8 @@
 package ipvs
 
 // This file validates services, destinations and settings, and encodes them as
-// attributes. The append functions append one attribute to a message, as append
-// does; the fill functions append what a request carries.
+// attributes. The append functions append one attribute to a message, and the fill
+// functions all attributes of a request.
 
 import (
 	"encoding/binary"
@@ -31,8 +31,8 @@ func attrHdr(typ uint16, valueLen int) uint32 {
 	return uint32(typ)<<16 | size
 }
 
-// appendShort appends an attribute whose value has at most four bytes, given as
-// they are to lie in memory. Writing header and value at once halves the cost.
+// appendShort appends an attribute whose value has at most four bytes. value holds
+// these bytes in memory order. Writing header and value at once halves the cost.
 func appendShort(b []byte, typ uint16, valueLen int, value uint32) []byte {
 	hdr := attrHdr(typ, valueLen)
 	if isBigEndian {
@@ -57,7 +57,7 @@ func appendUint8(b []byte, typ uint16, v uint8) []byte {
 	return appendShort(b, typ, 1, uint32(v))
 }
 
-// appendPort appends a port, which travels in network byte order.
+// appendPort appends a port in network byte order.
 func appendPort(b []byte, typ uint16, port uint16) []byte {
 	if isBigEndian {
 		return appendUint16(b, typ, port)
@@ -118,7 +118,7 @@ func serviceFamily(s *Service) (family uint16, address []byte, err error) {
 }
 
 // familyOf returns the family of an address, and the address in the length of that
-// family. It is an error if the family is not the one asked for, unless that is 0.
+// family. Unless asked is 0, it is an error if the family is not asked.
 func familyOf(asked uint16, address net.IP, whose string) (family uint16, _ []byte, err error) {
 	switch len(address) {
 	case net.IPv4len:
@@ -148,9 +148,9 @@ func isIPv4(address net.IP) bool {
 	return native.Uint64(address) == 0 && binary.BigEndian.Uint32(address[8:]) == 0x0000FFFF
 }
 
-// checkNew refuses a new service or destination of family AF_INET6 with an IPv4
-// address in 16 bytes, as net.ParseIP returns it: that is a mistake. Existing ones,
-// made by other means, can be read, changed and deleted.
+// checkNew rejects a new service or destination of family AF_INET6 with an IPv4
+// address in 16 bytes, as net.ParseIP returns it, which is a mistake. Existing ones
+// that other programs created can be read, changed and deleted.
 func checkNew(family uint16, address net.IP, whose string) error {
 	if family == unix.AF_INET6 && address.To4() != nil {
 		return errFamilyMismatch(family, address, whose)
@@ -158,7 +158,7 @@ func checkNew(family uint16, address net.IP, whose string) error {
 	return nil
 }
 
-// checkName checks the name of a scheduler or the like.
+// checkName checks a name, such as a scheduler's; maxLen includes the terminating NUL.
 func checkName(what, name string, maxLen int) error {
 	if len(name) >= maxLen {
 		return fmt.Errorf("ipvs: %s %q has %d bytes, at most %d are possible", what, name, len(name), maxLen-1)
@@ -172,12 +172,12 @@ func checkName(what, name string, maxLen int) error {
 // filler appends the attributes of a request to b.
 type filler func(b []byte) ([]byte, error)
 
-// change returns the filler of a command on a service or a destination.
+// change returns a filler for a command on a service or a destination.
 func change(cmd uint8, s *Service, d *Destination) filler {
 	return func(b []byte) ([]byte, error) { return fillChange(b, cmd, s, d) }
 }
 
-// identity returns the filler of what identifies a service.
+// identity returns a filler for the identity of a service.
 func identity(s *Service) filler {
 	return func(b []byte) ([]byte, error) { return fillService(b, s, false) }
 }
@@ -204,7 +204,7 @@ func fillChange(b []byte, cmd uint8, s *Service, d *Destination) (_ []byte, err 
 	return fillDestination(b, d, cmd != cmdDelDest)
 }
 
-// fillService appends s: what identifies it, and if full its settings.
+// fillService appends the identity of s and, if full, its settings.
 func fillService(b []byte, s *Service, full bool) ([]byte, error) {
 	if s == nil {
 		return b, errNilService
@@ -260,7 +260,7 @@ func netmaskOf(s *Service, family uint16) uint32 {
 	return s.Netmask
 }
 
-// fillDestination appends d: what identifies it, and if full its settings.
+// fillDestination appends the identity of d and, if full, its settings.
 func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 	if d == nil {
 		return b, errNilDestination
@@ -281,7 +281,7 @@ func fillDestination(b []byte, d *Destination, full bool) ([]byte, error) {
 		b = appendUint32(b, destAttrWeight, uint32(d.Weight))
 		b = appendUint32(b, destAttrUpperThreshold, d.UpperThreshold)
 		b = appendUint32(b, destAttrLowerThreshold, d.LowerThreshold)
-		// Attributes left out mean 0, and kernels before 5.3 do not know these.
+		// An omitted attribute means 0, and kernels before 5.3 do not know these.
 		if d.TunnelType != 0 || d.TunnelPort != 0 || d.TunnelFlags != 0 {
 			b = appendUint8(b, destAttrTunnelType, d.TunnelType)
 			b = appendPort(b, destAttrTunnelPort, d.TunnelPort)

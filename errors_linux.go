@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// ErrNotSupported reports that the running kernel has no IPVS, and that it could
+	// ErrNotSupported reports that the running kernel has no IPVS, and that IPVS could
 	// not be loaded.
 	ErrNotSupported = errors.New("ipvs: the kernel has no IPVS: load the ip_vs module (modprobe ip_vs), or run a kernel built with CONFIG_IP_VS")
 
@@ -25,8 +25,8 @@ var (
 	ErrClosed = fmt.Errorf("ipvs: the handle is closed: %w", net.ErrClosed)
 )
 
-// ErrOutcomeUnknown reports that the outcome of a change is unknown: the kernel may
-// have made it or not.
+// ErrOutcomeUnknown reports that the outcome of a change is unknown: the kernel may or
+// may not have made it.
 var ErrOutcomeUnknown = errors.New("ipvs: the outcome is unknown")
 
 // errTruncated reports that a datagram was larger than the buffer for it.
@@ -70,7 +70,7 @@ func (e *BatchError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the errors of the single changes.
+// Unwrap returns the errors of the individual changes.
 func (e *BatchError) Unwrap() []error {
 	errs := make([]error, len(e.Errors))
 	for n, op := range e.Errors {
@@ -81,15 +81,15 @@ func (e *BatchError) Unwrap() []error {
 
 // OpError is the error of one change of a batch.
 type OpError struct {
-	Index       int          // its number in the batch, from 0
+	Index       int          // the number of the change in the batch, from 0
 	Op          string       // the method, such as "NewService"
 	Service     *Service     // the service as it was sent
 	Destination *Destination // the destination as it was sent; nil for a change of a service
-	Err         error        // a syscall.Errno if the kernel refused
+	Err         error        // a syscall.Errno if the kernel rejected the change
 	Message     string       // the kernel's own text (extended acknowledgement), if it sent any
 }
 
-// Error says which change it was, to what, and why it failed.
+// Error returns a text that names the change and its object, and says why it failed.
 func (e *OpError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "change %d, %s: %v", e.Index, describe(e.Op, e.Service, e.Destination), e.Err)
@@ -102,7 +102,7 @@ func (e *OpError) Error() string {
 	return b.String()
 }
 
-// describe returns a change's method and what it is about.
+// describe returns the method of a change and the object that it changes.
 func describe(op string, s *Service, d *Destination) string {
 	if s != nil {
 		op += " " + serviceName(s)
@@ -116,7 +116,7 @@ func describe(op string, s *Service, d *Destination) string {
 // Unwrap returns the error of the change.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// hint explains error numbers whose text misleads.
+// hint explains an error number whose text misleads.
 func (e *OpError) hint() string {
 	switch onDestination := e.Destination != nil; {
 	case e.Service == nil:
@@ -132,7 +132,7 @@ func (e *OpError) hint() string {
 	case e.Err == syscall.ESRCH:
 		return "no such service"
 	case e.Err == syscall.EINVAL && onDestination && e.Destination.AddressFamily != e.Service.AddressFamily:
-		return "only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"
+		return "only a tunnel reaches a destination of another address family, and none while a synchronization daemon runs"
 	case e.Err == syscall.EINVAL && onDestination && e.Destination.TunnelType == TunnelGUE && e.Destination.TunnelPort == 0:
 		return "a GUE tunnel needs a port"
 	case e.Err == syscall.EINVAL && onDestination && max(e.Destination.UpperThreshold, e.Destination.LowerThreshold) > math.MaxInt32:

@@ -40,7 +40,7 @@ func TestHints(t *testing.T) {
 		{service("rr", ""), tunnel(TunnelGUE, 0), syscall.EEXIST, ""},
 		{service("rr", ""), nil, syscall.EINVAL, ""},
 		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET6}, syscall.EINVAL,
-			"only a tunnel reaches a destination of another address family, and none while a synchronisation daemon runs"},
+			"only a tunnel reaches a destination of another address family, and none while a synchronization daemon runs"},
 		{service("rr", ""), &Destination{AddressFamily: unix.AF_INET6}, syscall.EEXIST, ""},
 		{service("rr", ""), tunnel(TunnelGUE, 0), syscall.EINVAL, "a GUE tunnel needs a port"},
 		{service("rr", ""), tunnel(TunnelGUE, 6080), syscall.EINVAL, unicast},

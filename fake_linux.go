@@ -13,32 +13,38 @@ import (
 )
 
 // Fake is an IPVS table in memory that answers as the kernel does, for tests of
-// programs that use this package: no root, no module, no virtual machine. Its
-// handles are those that production code uses, and speak to it in the kernel's own
-// messages: everything above the system calls is what runs in production.
+// programs that use this package: no root, no module, no virtual machine. Its handles
+// have the type that production code uses, and exchange the kernel's own messages with
+// it: everything above the system calls is the code that runs in production.
 //
 //	kernel := ipvs.NewFake()
 //	p := newProxier(kernel.Handle())
 //
-// It checks what Linux 6.12 checks, in the same order and with the same error
-// numbers, and lists in the same order. Of the other kernels that this package is
-// tested with, Debian's 5.10 and 6.1 have no scheduler "twos", 5.10 takes thresholds
-// above 2^31-1, and on 7.2 the order of services is random and the connection table
-// of GetInfo smaller as long as there are few connections. On all but 7.2 the order of
-// services depends on where the kernel keeps the network namespace in memory, in one
-// of 256 ways: the Fake's is one of these, always the same. The kernel counts
-// Service.Timeout in ticks, of which the Fake, as Debian's kernels, has 250 a second.
+// It makes the checks of Linux 6.12, in the same order and with the same error numbers,
+// and lists entries in the same order. The other kernels that this package is tested
+// with differ in a few details:
 //
-// It stands for a network namespace that has the address 127.0.0.1, and where a
-// synchronization daemon finds any interface, with an MTU of 1,500 bytes: use Fail
-// for ENODEV. All schedulers and the persistence engine "sip" are there. Packets do
-// not flow, daemons do nothing: connections and counters are what SetConnections
-// and SetStats say. As in the kernel a destination that is deleted and added again
-// to its service has its connections and counters back; the kernel forgets them
+//   - Debian's 5.10 and 6.1 have no scheduler "twos".
+//   - 5.10 accepts thresholds above 2^31-1.
+//   - On 7.2 the order of services is random, and GetInfo returns a smaller connection
+//     table as long as there are few connections.
+//   - On the others the order of services depends on the address of the network
+//     namespace in the kernel's memory, with 256 possibilities. The Fake always uses the
+//     same one.
+//
+// The kernel counts Service.Timeout in clock ticks. The Fake has 250 per second, like
+// Debian's kernels.
+//
+// A Fake represents a network namespace with the address 127.0.0.1, in which every
+// interface that a synchronization daemon names exists, with an MTU of 1,500 bytes; use
+// Fail for ENODEV. All schedulers and the persistence engine "sip" are available. There
+// is no traffic, and daemons do nothing: connections and counters are set with
+// SetConnections and SetStats. As in the kernel, a destination that is deleted and added
+// again to its service gets its connections and counters back; the kernel forgets them
 // after some minutes, the Fake does not.
 //
-// What does not go over netlink is not there: Connections, GetSysctl, SetSysctl and
-// GetTotals end with an error that matches errors.ErrUnsupported.
+// Calls that do not use netlink are not supported: Connections, GetSysctl, SetSysctl and
+// GetTotals return an error that matches errors.ErrUnsupported.
 //
 // A Fake is safe for concurrent use. It has no goroutine and no descriptor, and
 // needs no Close.
@@ -46,7 +52,7 @@ type Fake struct {
 	mu     sync.Mutex
 	table  fakeTable
 	faults map[string][]error // of the next calls, by method
-	ports  uint32             // the port id given to a socket last
+	ports  uint32             // the port id of the newest socket
 }
 
 // NewFake returns a kernel with an empty table.
@@ -54,10 +60,10 @@ func NewFake() *Fake {
 	return &Fake{table: newFakeTable(), faults: map[string][]error{}}
 }
 
-// Handle returns a new handle. All handles of a Fake work on one table. Closing one
-// does not touch the others or the table.
+// Handle returns a new handle. All handles of a Fake share one table. Closing one does
+// not affect the others or the table.
 func (f *Fake) Handle() *Handle {
-	// The family is known: else to look it up would tell other handles of it.
+	// The family is set, since setup would share it with handles on the real kernel.
 	i := &Handle{socket: f.open(), family: fakeFamilyID}
 	i.timeout.Store(int64(defaultTimeout))
 	return i
@@ -72,10 +78,9 @@ func (f *Fake) open() *socket {
 	return newSocketFunc(s.portID, s.sendmsg, s.recvmsg, f.open)
 }
 
-// SetConnections sets the numbers of connections of a destination: active,
-// inactive, and persistence entries. They stay until they are set again; what the
-// handles do does not change them. The error is ESRCH if there is no such service,
-// and ENOENT if it has no such destination.
+// SetConnections sets the numbers of a destination's active and inactive connections
+// and of its persistence entries. No call on a handle changes them. The error is ESRCH
+// if there is no such service, and ENOENT if it has no such destination.
 func (f *Fake) SetConnections(s *Service, d *Destination, active, inactive, persistent int) error {
 	for _, n := range []int{active, inactive, persistent} {
 		if n < 0 || n > math.MaxInt32 {
@@ -92,10 +97,10 @@ func (f *Fake) SetConnections(s *Service, d *Destination, active, inactive, pers
 	return nil
 }
 
-// SetStats sets the counters of a destination, or of the service itself if d is
-// nil. Service.Stats and Destination.Stats are the low 32 bits of them, but for the
-// bytes. Zero and ZeroService set them to zero. The error is ESRCH if there is no
-// such service, and ENOENT if it has no such destination.
+// SetStats sets the counters of a destination, or of the service itself if d is nil.
+// The 32-bit counters in Service.Stats and Destination.Stats have their low 32 bits.
+// Zero and ZeroService set them to zero. The error is ESRCH if there is no such service,
+// and ENOENT if it has no such destination.
 func (f *Fake) SetStats(s *Service, d *Destination, stats Stats64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,17 +137,18 @@ func (f *Fake) find(s *Service, d *Destination) (*fakeService, *fakeDestination,
 	return service, destination, nil
 }
 
-// Fail says how the next call of a method of Handle ends, on any handle: with an
-// error number, and then the table is as before; with os.ErrDeadlineExceeded, where
-// the kernel does what it is asked to and its answer is lost; or with nil, as it
-// would have. More calls of Fail for the same method are for the calls after it.
+// Fail sets how the next call of the method op ends, on any handle. If err is an error
+// number, the call fails with it, and the table stays as it is. If err is
+// os.ErrDeadlineExceeded, the call has its effect, but its reply is lost. If err is nil,
+// the call ends as it would have without Fail. Further calls of Fail for the same method
+// apply to the calls after that one.
 //
 // Every change of a batch, and of Reconcile, counts as a call of its method, such as
-// "NewDestination". If its answer is lost, so are those to the changes that were
-// sent with it and come after it. GetTable and Reconcile read with "GetServices" and
+// "NewDestination". If the reply to it is lost, so are those to the later changes that
+// were sent together with it. GetTable and Reconcile read with "GetServices" and
 // "GetDestinations", and IsServicePresent with "GetService".
 //
-// Fail panics if there is no such method, or the error is none of these.
+// Fail panics if op is not a method that sends a request, or if err is none of these.
 func (f *Fake) Fail(op string, err error) {
 	if !slices.Contains(fakeMethods, op) {
 		panic(fmt.Sprintf("ipvs: Fake.Fail: %q is not one of %q", op, fakeMethods))
@@ -156,7 +162,7 @@ func (f *Fake) Fail(op string, err error) {
 	f.faults[op] = append(f.faults[op], err)
 }
 
-// fakeMethods are the methods that send one request each.
+// fakeMethods are the methods of Handle that send one request each.
 var fakeMethods = []string{
 	"NewService", "UpdateService", "DelService", "GetService", "GetServices",
 	"NewDestination", "UpdateDestination", "DelDestination", "GetDestinations",
@@ -197,7 +203,7 @@ func fakeMethod(cmd uint8, dump, ofService bool) string {
 	return opName(cmd)
 }
 
-// fault returns how the next call of a method is to end, and forgets it.
+// fault removes and returns the error with which the next call of a method is to end.
 func (f *Fake) fault(method string) error {
 	faults := f.faults[method]
 	if len(faults) == 0 {

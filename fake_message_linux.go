@@ -1,6 +1,6 @@
 package ipvs
 
-// This file has the messages as the Fake reads and writes them.
+// This file decodes requests and encodes replies for the Fake.
 
 import (
 	"bytes"
@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeKind says which values an attribute may have (NLA_*): the size in its low
-// byte, and what it is the size of. 0 is for one that there is not.
+// fakeKind describes the values that an attribute may have (NLA_*): a kind, and a size
+// in the low byte. 0 stands for an attribute that does not exist.
 type fakeKind uint16
 
 const (
-	fakeNumber fakeKind = (iota + 1) << 8 // at least so many bytes: of longer ones the kernel reads the first
-	fakeBytes                             // at most so many bytes
-	fakeText                              // at most so many bytes and a NUL
+	fakeNumber fakeKind = (iota + 1) << 8 // at least size bytes; the kernel reads the first ones
+	fakeBytes                             // at most size bytes
+	fakeText                              // at most size bytes and a NUL
 	fakeNested                            // nothing, or attributes
 
 	fakeUint8  = fakeNumber | 1
@@ -25,8 +25,7 @@ const (
 	fakeUint32 = fakeNumber | 4
 )
 
-// fakePolicy has the attributes that a level may have, by type. What it does not
-// have is ignored.
+// fakePolicy has the attributes that a level may have, by type. Others are ignored.
 type fakePolicy []fakeKind
 
 var (
@@ -83,16 +82,16 @@ var (
 	}
 )
 
-// fakeAttrs has the values of a level, by type; nil where there is none.
+// fakeAttrs has the values of a level's attributes, by type; nil for a missing one.
 type fakeAttrs [destAttrTunnelFlags + 1][]byte
 
-// parse reads the attributes of a level. Of one that is there twice the last counts.
+// parse reads the attributes of a level. If one occurs twice, the last one counts.
 func (p fakePolicy) parse(level []byte) (attrs fakeAttrs, errno syscall.Errno) {
 	for len(level) >= attrHdrLen {
 		size := int(native.Uint16(level))
 		typ := int(native.Uint16(level[2:]) & attrTypeMask)
 		if size < attrHdrLen || size > len(level) {
-			break // the kernel ignores what is not an attribute, and what comes after it
+			break // the kernel ignores the rest
 		}
 		value := level[attrHdrLen:size:size]
 		level = level[min(align(size), len(level)):]
@@ -107,7 +106,7 @@ func (p fakePolicy) parse(level []byte) (attrs fakeAttrs, errno syscall.Errno) {
 	return attrs, 0
 }
 
-// check reports what is wrong with a value.
+// check returns the kernel's error for a value, or 0 if it is valid.
 func (k fakeKind) check(value []byte) syscall.Errno {
 	size, n := int(k&0xFF), len(value)
 	outOfRange := false
@@ -130,7 +129,7 @@ func (k fakeKind) check(value []byte) syscall.Errno {
 	return 0
 }
 
-// has reports whether all these attributes are there.
+// has reports whether all these attributes are present.
 func (a *fakeAttrs) has(types ...uint16) bool {
 	for _, typ := range types {
 		if a[typ] == nil {
@@ -140,7 +139,7 @@ func (a *fakeAttrs) has(types ...uint16) bool {
 	return true
 }
 
-// These return an attribute's value, 0 if there is none.
+// The following methods return an attribute's value, or 0 if it is missing.
 
 func (a *fakeAttrs) uint8(typ uint16) (v uint8) {
 	if a[typ] != nil {
@@ -170,7 +169,7 @@ func (a *fakeAttrs) uint32(typ uint16) (v uint32) {
 	return v
 }
 
-// address returns an address; for IPv4 the first four bytes count.
+// address returns an address; for IPv4 only the first four bytes count.
 func (a *fakeAttrs) address(typ uint16, family uint16) (address [16]byte) {
 	copy(address[:], a[typ])
 	if family == unix.AF_INET {
@@ -179,7 +178,8 @@ func (a *fakeAttrs) address(typ uint16, family uint16) (address [16]byte) {
 	return address
 }
 
-// openFakeNest begins a nested attribute, which IPVS does not mark as one; closeNest ends it.
+// openFakeNest begins a nested attribute without NLA_F_NESTED, as IPVS sends it;
+// closeNest ends it.
 func openFakeNest(b []byte, typ uint16) (_ []byte, start int) {
 	return native.AppendUint32(b, attrHdr(typ, 0)), len(b)
 }

@@ -1,6 +1,6 @@
 package ipvs
 
-// This file has the Fake's settings beside the table: timeouts and synchronization daemons.
+// This file has the Fake's timeouts and synchronization daemons.
 
 import (
 	"bytes"
@@ -10,7 +10,8 @@ import (
 
 var fakeTimeoutAttrs = [3]uint16{cmdAttrTimeoutTCP, cmdAttrTimeoutTCPFin, cmdAttrTimeoutUDP}
 
-// setConfig sets the timeouts that are there and not 0, or none.
+// setConfig sets the timeouts that are present and not 0. If one is invalid, it sets
+// none.
 func (t *fakeTable) setConfig(attrs fakeAttrs) syscall.Errno {
 	timeouts := t.timeouts
 	for n, typ := range fakeTimeoutAttrs {
@@ -44,7 +45,7 @@ type fakeDaemon struct {
 	ttl    uint8
 }
 
-// What a daemon has if nothing else is asked for.
+// Defaults and limits of a daemon.
 const (
 	fakeSyncPort     = 8848
 	fakeSyncMTU      = 1500

@@ -21,30 +21,30 @@ const (
 	// fakeMaxErrno is the largest error number (MAX_ERRNO).
 	fakeMaxErrno = 4095
 
-	// fakeNoReply is how a request ends that is answered otherwise: the kernel sends
-	// no acknowledgement of it.
+	// fakeNoReply is the result of a request that is not acknowledged, since it is
+	// answered in another way.
 	fakeNoReply = syscall.EINTR
 )
 
-// fakeSocket is what the kernel has of one socket; Fake.mu guards it.
+// fakeSocket is the kernel's side of one socket. It is guarded by Fake.mu.
 type fakeSocket struct {
 	fake    *Fake
 	portID  uint32
 	largest int      // size of the largest buffer read with
 	queue   [][]byte // datagrams to be read
-	spare   []byte   // memory of one that was
+	spare   []byte   // memory of a datagram that was read
 	dump    *fakeDump
-	lost    bool // replies to the rest of the datagram at hand are
+	lost    bool // replies to the rest of the current datagram are lost
 }
 
-// fakeDump is a list that is being sent. The kernel makes each part of it when the
-// one before is read, from the table as it is then.
+// fakeDump is a list that is being sent. As in the kernel, each part is made when the
+// previous one is read, from the table as it is then.
 type fakeDump struct {
 	request message
 	cursor  int // entries sent
 }
 
-// sendmsg takes a datagram with requests, and carries them out.
+// sendmsg carries out the requests in a datagram.
 func (s *fakeSocket) sendmsg(_ int, b []byte) error {
 	s.fake.mu.Lock()
 	defer s.fake.mu.Unlock()
@@ -53,7 +53,7 @@ func (s *fakeSocket) sendmsg(_ int, b []byte) error {
 		var m message
 		rest, err := parseMessage(b, &m)
 		if err != nil {
-			break // the kernel ignores what is not a message, and what comes after it
+			break // the kernel ignores the rest
 		}
 		b = rest
 		errno := s.handle(&m)
@@ -94,11 +94,11 @@ func (s *fakeSocket) push(datagram []byte) {
 	}
 }
 
-// acknowledge says how a request ended.
+// acknowledge queues the reply that reports how a request ended.
 func (s *fakeSocket) acknowledge(m *message, errno syscall.Errno) {
 	b, start := s.begin(s.buffer(), unix.NLMSG_ERROR, unix.NLM_F_CAPPED, m.seq)
 	b = native.AppendUint32(b, uint32(-int32(errno)))
-	// The header of the request comes back.
+	// The reply echoes the header of the request.
 	b = native.AppendUint32(b, uint32(msgHdrLen+len(m.body)))
 	b = native.AppendUint16(b, m.typ)
 	b = native.AppendUint16(b, m.flags)
@@ -108,8 +108,7 @@ func (s *fakeSocket) acknowledge(m *message, errno syscall.Errno) {
 	s.push(b)
 }
 
-// begin appends the header of a message to the socket's user. Its length is
-// written when it is known.
+// begin appends the header of a message to the socket's user, without its length.
 func (s *fakeSocket) begin(b []byte, typ, flags uint16, seq uint32) (_ []byte, start int) {
 	start = len(b)
 	b = native.AppendUint32(b, 0)
@@ -119,7 +118,7 @@ func (s *fakeSocket) begin(b []byte, typ, flags uint16, seq uint32) (_ []byte, s
 	return native.AppendUint32(b, s.portID), start
 }
 
-// beginReply is begin for a message of IPVS.
+// beginReply is like begin for a message of IPVS.
 func (s *fakeSocket) beginReply(b []byte, flags uint16, seq uint32, cmd uint8) (_ []byte, start int) {
 	b, start = s.begin(b, fakeFamilyID, flags, seq)
 	return append(b, cmd, genlVersion, 0, 0), start
@@ -129,7 +128,7 @@ func (s *fakeSocket) beginReply(b []byte, flags uint16, seq uint32, cmd uint8) (
 func (s *fakeSocket) handle(m *message) syscall.Errno {
 	switch {
 	case m.flags&unix.NLM_F_REQUEST == 0, m.typ < unix.NLMSG_MIN_TYPE:
-		return 0 // there is nothing to do
+		return 0 // the kernel does nothing
 	case m.typ != fakeFamilyID && m.typ != unix.GENL_ID_CTRL:
 		return syscall.ENOENT
 	case len(m.body) < genlHdrLen:
@@ -179,7 +178,7 @@ func fakeHasCommand(cmd uint8, dump bool) bool {
 	return !dump && cmd <= cmdFlush
 }
 
-// control answers a request to generic netlink itself: the one for the family id.
+// control answers a request for the family id, which goes to generic netlink itself.
 func (s *fakeSocket) control(m *message) syscall.Errno {
 	if m.body[0] != unix.CTRL_CMD_GETFAMILY || m.flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
 		return syscall.EOPNOTSUPP
@@ -205,7 +204,7 @@ func (s *fakeSocket) control(m *message) syscall.Errno {
 	return 0
 }
 
-// get answers a request for what is not a list.
+// get answers a request for a single object.
 func (s *fakeSocket) get(m *message, attrs fakeAttrs) syscall.Errno {
 	t := &s.fake.table
 	var b []byte
@@ -244,12 +243,12 @@ func (s *fakeSocket) startDump(m *message) syscall.Errno {
 		return fakeNoReply
 	}
 	s.dump = &fakeDump{request: *m}
-	s.dump.request.body = append([]byte(nil), m.body...) // it is the sender's
+	s.dump.request.body = append([]byte(nil), m.body...) // the sender reuses its buffer
 	s.nextPart()
 	return fakeNoReply
 }
 
-// nextPart queues the next part of the list at hand.
+// nextPart queues the next part of the current list.
 func (s *fakeSocket) nextPart() {
 	if s.dump == nil {
 		return

@@ -1,7 +1,7 @@
 package ipvs
 
-// This file has the Fake's table of services and destinations, and what the kernel
-// checks of changes to it.
+// This file has the Fake's table of services and destinations, and the kernel's checks
+// of changes to it.
 
 import (
 	"math"
@@ -22,8 +22,8 @@ const (
 	fakeVersion = 0x010201 // IP_VS_VERSION_CODE
 )
 
-// fakeSchedulers and fakeEngines are what the kernel has modules for; a service can
-// be without a scheduler, too.
+// fakeSchedulers and fakeEngines are those for which the kernel has modules, and
+// fakeNoScheduler.
 var (
 	fakeSchedulers = []string{
 		RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, DestinationHashing, SourceHashing,
@@ -33,12 +33,14 @@ var (
 	fakeEngines = []string{"sip"}
 )
 
+// fakeNoScheduler is the name for no scheduler.
 const fakeNoScheduler = "none"
 
 // fakeTable is the IPVS of one network namespace.
 type fakeTable struct {
 	services map[serviceKey]*fakeService
-	// buckets list them, the oldest first. Those of firewall marks have a table of their own.
+	// The services by hash, the oldest first in each bucket. Firewall marks have a
+	// table of their own.
 	byAddress, byMark [fakeBuckets][]*fakeService
 	fakeVariant
 	mixed    int // destinations of another family than their service
@@ -47,7 +49,7 @@ type fakeTable struct {
 	daemons  [2]*fakeDaemon // master, backup
 }
 
-// fakeVariant has what differs from one kernel to another.
+// fakeVariant has the differences between kernels.
 type fakeVariant struct {
 	salt                uint8 // of the hash of services
 	schedulers          []string
@@ -89,7 +91,7 @@ type fakeDestinationSettings struct {
 	tunnelFlags  uint16
 }
 
-// fakeTrashKey is what a destination is found by after it was deleted.
+// fakeTrashKey identifies a deleted destination.
 type fakeTrashKey struct {
 	service     serviceKey
 	destination destinationKey
@@ -104,7 +106,7 @@ func newFakeTable() fakeTable {
 	}
 }
 
-// bucket returns where the hash tables have a service.
+// bucket returns the bucket of a service.
 func (t *fakeTable) bucket(k serviceKey) *[]*fakeService {
 	if k.fwmark != 0 {
 		return &t.byMark[uint8(k.fwmark)^t.salt]
@@ -116,7 +118,8 @@ func (t *fakeTable) bucket(k serviceKey) *[]*fakeService {
 	return &t.byAddress[hash]
 }
 
-// eachService calls f with the services in the order of the kernel's lists, as long as it returns true.
+// eachService calls f with the services in the order of the kernel's list, as long as f
+// returns true.
 func (t *fakeTable) eachService(f func(*fakeService) bool) {
 	for _, table := range []*[fakeBuckets][]*fakeService{&t.byAddress, &t.byMark} {
 		for n := range table {
@@ -129,8 +132,8 @@ func (t *fakeTable) eachService(f func(*fakeService) bool) {
 	}
 }
 
-// eachDestination calls f with the destinations of the service that a request
-// names, in the order of the kernel's list. There are none if it names none.
+// eachDestination calls f with the destinations of the service that a request names, if
+// there is one, in the order of the kernel's list, as long as f returns true.
 func (t *fakeTable) eachDestination(request []byte, f func(*fakeDestination) bool) {
 	attrs, errno := fakeCommandPolicy.parse(request)
 	if errno != 0 {
@@ -147,14 +150,15 @@ func (t *fakeTable) eachDestination(request []byte, f func(*fakeDestination) boo
 	}
 }
 
-// fakeServiceRequest is the service in a request. The flags replace those in the mask.
+// fakeServiceRequest is the service in a request. Its flags replace those in the mask.
 type fakeServiceRequest struct {
 	key serviceKey
 	fakeServiceSettings
 	mask uint32
 }
 
-// parseFakeService reads the service in a request; full, with its settings.
+// parseFakeService reads the identity of the service in a request and, if full, its
+// settings.
 func parseFakeService(nest []byte, full bool) (s fakeServiceRequest, _ syscall.Errno) {
 	a, errno := fakeServicePolicy.parse(nest)
 	byAddress := a.has(svcAttrProtocol, svcAttrAddress, svcAttrPort)
@@ -189,7 +193,8 @@ func parseFakeService(nest []byte, full bool) (s fakeServiceRequest, _ syscall.E
 
 func fakeHasFamily(family uint16) bool { return family == unix.AF_INET || family == unix.AF_INET6 }
 
-// parseFakeDestination reads the destination in a request; full, with its settings.
+// parseFakeDestination reads the identity of the destination in a request and, if full,
+// its settings.
 func parseFakeDestination(nest []byte, serviceFamily uint16, full bool) (k destinationKey, s fakeDestinationSettings, _ syscall.Errno) {
 	a, errno := fakeDestPolicy.parse(nest)
 	if nest == nil || errno != 0 || !a.has(destAttrAddress, destAttrPort) {
@@ -298,7 +303,7 @@ func (t *fakeTable) remove(s *fakeService) {
 	}
 }
 
-// removeFrom takes an item out of a list.
+// removeFrom removes an item from a list.
 func removeFrom[T comparable](list []T, item T) []T {
 	n := slices.Index(list, item)
 	return slices.Delete(list, n, n+1)
@@ -328,7 +333,7 @@ func (t *fakeTable) changeDestination(cmd uint8, s *fakeService, nest []byte) sy
 		t.discard(d)
 		return 0
 	}
-	// The messages of daemons have no room for families that differ, and only tunnels lead there.
+	// Daemons cannot synchronize such a destination, and only a tunnel reaches it.
 	if key.family != s.key.family && (t.daemons != [2]*fakeDaemon{} || settings.method != ConnectionFlagTunnel) {
 		return syscall.EINVAL
 	}
@@ -350,8 +355,8 @@ func (t *fakeTable) changeDestination(cmd uint8, s *fakeService, nest []byte) sy
 	return 0
 }
 
-// addDestination adds a destination, one that was deleted before with its
-// connections, and to the same service with its counters, too.
+// addDestination adds a destination. One that was deleted before gets its connections
+// back, and its counters, too, if the service is still the same.
 func (t *fakeTable) addDestination(s *fakeService, key destinationKey, settings fakeDestinationSettings) syscall.Errno {
 	trashKey := fakeTrash(s, key)
 	d := t.trash[trashKey]
@@ -374,7 +379,8 @@ func (t *fakeTable) addDestination(s *fakeService, key destinationKey, settings 
 	return 0
 }
 
-// discard keeps what is to be kept of a destination that was taken out of its service.
+// discard moves a destination that was removed from its service to the trash if it has
+// connections or counters.
 func (t *fakeTable) discard(d *fakeDestination) {
 	if d.key.family != d.service.key.family {
 		t.mixed--
@@ -384,7 +390,8 @@ func (t *fakeTable) discard(d *fakeDestination) {
 	}
 }
 
-// fakeTrash returns what a deleted destination is found by. Of a firewall mark the family does not count.
+// fakeTrash returns the key of a deleted destination. The family of a firewall-mark
+// service is not part of it.
 func fakeTrash(s *fakeService, key destinationKey) fakeTrashKey {
 	k := fakeTrashKey{service: s.key, destination: key}
 	if s.key.fwmark != 0 {
@@ -393,8 +400,8 @@ func fakeTrash(s *fakeService, key destinationKey) fakeTrashKey {
 	return k
 }
 
-// fakeTakesAddress reports whether a destination can have an address: it must be
-// a unicast one, and of IPv6 none of one link.
+// fakeTakesAddress reports whether a destination can have an address: a unicast one and,
+// for IPv6, not a link-local one.
 func fakeTakesAddress(k destinationKey) bool {
 	if k.family == unix.AF_INET6 {
 		a := netip.AddrFrom16(k.address)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Service is a virtual service: what clients connect to.
+// Service is a virtual service, to which clients connect.
 //
 // A service is identified by (AddressFamily, Protocol, Address, Port), or by
 // (AddressFamily, FWMark) if FWMark is not 0. These fields are enough for every
@@ -29,12 +29,14 @@ type Service struct {
 	Address net.IP
 
 	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP. The
-	// kernel accepts any other, and then serves nobody (IPVS_SVC_ATTR_PROTOCOL).
+	// kernel accepts a service of another protocol, but schedules no connections for it
+	// (IPVS_SVC_ATTR_PROTOCOL).
 	Protocol uint16
 
-	// Port is in host byte order. Port 0 stands for every port that no other
-	// service has. The kernel accepts it without ServiceFlagPersistent, and then
-	// serves nobody (IPVS_SVC_ATTR_PORT).
+	// Port is in host byte order. Port 0 matches every port of the address for which
+	// there is no other service. It needs ServiceFlagPersistent: without the flag the
+	// kernel accepts the service, but schedules no connections for it
+	// (IPVS_SVC_ATTR_PORT).
 	Port uint16
 
 	// FWMark, if not 0, makes this the service for all packets that carry this
@@ -45,16 +47,16 @@ type Service struct {
 	// (IPVS_SVC_ATTR_SCHED_NAME).
 	SchedName string
 
-	// Flags are the service's flags (IP_VS_SVC_F_*). They replace those that the
-	// kernel has (IPVS_SVC_ATTR_FLAGS with all bits in its mask), except for
-	// ServiceFlagHashed, which is the kernel's own: it is always set in what is read,
-	// and never sent.
+	// Flags are the service's flags (IP_VS_SVC_F_*). UpdateService replaces all of
+	// them (IPVS_SVC_ATTR_FLAGS with all bits in its mask), except for
+	// ServiceFlagHashed, which belongs to the kernel: it is set in every service that
+	// is read, and never sent.
 	Flags uint32
 
 	// Timeout is how long a client stays bound to its destination, in seconds; used
-	// only with ServiceFlagPersistent (IPVS_SVC_ATTR_TIMEOUT). The kernel multiplies it
-	// by its ticks a second without a check: above some 4 million it may wrap and be
-	// read back as another value.
+	// only with ServiceFlagPersistent (IPVS_SVC_ATTR_TIMEOUT). The kernel converts it to
+	// clock ticks without checking for overflow: a value above about 4 million may be
+	// read back as another one.
 	Timeout uint32
 
 	// Netmask groups clients for persistence: those with the same masked address get
@@ -62,12 +64,12 @@ type Service struct {
 	//
 	// For IPv4 it is the mask's four bytes in network order, loaded as a native-endian
 	// uint32 (see IPv4Netmask); 0xFFFFFFFF makes each client a group of its own.
-	// Any value is sent as it is. Beware of 0 (0.0.0.0) and of a prefix length such
-	// as 24 (on little-endian machines 24.0.0.0): they put all, or almost all, clients
+	// Any value is sent unchanged. Beware of 0 (0.0.0.0) and of a prefix length such
+	// as 24 (24.0.0.0 on little-endian machines): they put all, or almost all, clients
 	// of a persistent service on one destination.
 	//
-	// For IPv6 it is a prefix length, 1 to 128; 0 is sent as 128, and anything else is
-	// an error that matches EINVAL.
+	// For IPv6 it is a prefix length, 1 to 128; 0 is sent as 128, and a value above 128
+	// is an error that matches EINVAL.
 	Netmask uint32
 
 	// AddressFamily is unix.AF_INET or AF_INET6. If it is 0, it is taken from
@@ -131,8 +133,9 @@ type Destination struct {
 
 	// ConnectionFlags is the forwarding method: ConnectionFlagMasq,
 	// ConnectionFlagTunnel or ConnectionFlagDirectRoute. Only the bits of
-	// ConnectionFlagFwdMask are sent. The kernel accepts the other values, which it
-	// uses itself; 4 to 7 serve nobody (IPVS_DEST_ATTR_FWD_METHOD).
+	// ConnectionFlagFwdMask are sent. The kernel accepts the other values, which are
+	// for its own use; a destination with 4 to 7 serves nobody
+	// (IPVS_DEST_ATTR_FWD_METHOD).
 	ConnectionFlags uint32
 
 	// AddressFamily is unix.AF_INET or AF_INET6. If it is 0, it is taken from
@@ -142,8 +145,9 @@ type Destination struct {
 
 	// UpperThreshold is the number of connections above which the real server gets
 	// no new ones, and LowerThreshold the number below which it gets new ones again.
-	// 0 means no threshold; a lower threshold needs an upper one at least as high. Newer kernels (6.1) accept at most 2^31-1
-	// (IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH).
+	// 0 means no threshold; a lower threshold needs an upper one at least as high. Newer
+	// kernels (6.1 and later) accept at most 2^31-1 (IPVS_DEST_ATTR_U_THRESH,
+	// IPVS_DEST_ATTR_L_THRESH).
 	UpperThreshold uint32
 	LowerThreshold uint32
 
@@ -162,7 +166,8 @@ type Destination struct {
 
 	// TunnelType, TunnelPort (in host byte order) and TunnelFlags set how
 	// ConnectionFlagTunnel encapsulates packets. Kernels before 5.3 have only
-	// TunnelIPIP, which is 0 (IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_TUN_PORT, IPVS_DEST_ATTR_TUN_FLAGS).
+	// TunnelIPIP, which is 0 (IPVS_DEST_ATTR_TUN_TYPE, IPVS_DEST_ATTR_TUN_PORT,
+	// IPVS_DEST_ATTR_TUN_FLAGS).
 	TunnelType  uint8
 	TunnelPort  uint16
 	TunnelFlags uint16
@@ -193,31 +198,31 @@ type Config struct {
 type Handle struct {
 	timeout atomic.Int64 // a time.Duration
 	closed  atomic.Bool
-	kernel  bool                      // the socket is one of the kernel's, not of a test's
+	kernel  bool                      // the socket reaches the real kernel, not a Fake or a test
 	opt     atomic.Pointer[optReader] // nil until a table is read for Reconcile
 
-	mu      sync.Mutex // held during a call; guards what follows
+	mu      sync.Mutex // held during a call; guards the fields below
 	socket  *socket
 	family  uint16  // family ID of IPVS
 	seq     uint32  // last sequence number
 	scratch []byte  // memory for the current request,
 	answer  answer  // its answer,
-	message message // and the current message of it
+	message message // and the current message of the answer
 
-	hints sizeHints              // of lists
-	bulk  atomic.Pointer[socket] // for long lists; nil until one was needed
+	hints sizeHints              // expected lengths of lists
+	bulk  atomic.Pointer[socket] // for long lists; nil until it is needed
 }
 
 // New opens a handle for a network namespace: that of the calling thread if path
 // is "", otherwise the one at path, such as /proc/PID/ns/net or /run/netns/NAME.
 // Entering another namespace requires CAP_SYS_ADMIN.
 //
-// If the kernel has no IPVS, New tries to load it: newer kernels (6.1) load it
-// themselves, for older ones New runs modprobe if the process has CAP_SYS_MODULE. If
-// that fails, the error matches ErrNotSupported and says why. If path does not
-// exist, the error matches fs.ErrNotExist, also for os.IsNotExist.
+// If IPVS is not loaded, New loads it: newer kernels (6.1 and later) do so themselves,
+// for older ones New runs modprobe if the process has CAP_SYS_MODULE. If that fails,
+// the error matches ErrNotSupported and gives the reason. If path does not exist, the
+// error matches fs.ErrNotExist, and os.IsNotExist reports true for it.
 //
-// Once IPVS has been found, New does not look for it again. If it is unloaded
+// Once the process has found IPVS, New does not look for it again. If it is unloaded
 // later, calls load it again or return an error that matches ErrNotSupported.
 func New(path string) (*Handle, error) {
 	if path == "" {
@@ -265,8 +270,8 @@ func newHandle(s *socket, err error) (*Handle, error) {
 func (i *Handle) closeWithHandle(s *socket) { runtime.AddCleanup(i, (*socket).close, s) }
 
 // Close releases the handle. It may be called at any time and more than once, and
-// returns immediately. Ongoing calls return ErrClosed as soon as the kernel returns
-// from what it is doing for them; later calls return ErrClosed at once.
+// returns immediately. Ongoing calls return ErrClosed, after the kernel has finished
+// with a request that it is handling; later calls return ErrClosed at once.
 func (i *Handle) Close() {
 	if i == nil || i.socket == nil || i.closed.Swap(true) {
 		return
@@ -390,7 +395,7 @@ func (i *Handle) GetDestinations(s *Service) ([]*Destination, error) {
 	return destinations.items, nil
 }
 
-// GetService returns one service as the kernel has it (IPVS_CMD_GET_SERVICE). The
+// GetService returns the service with the identity of s (IPVS_CMD_GET_SERVICE). The
 // kernel returns ESRCH if there is no such service.
 func (i *Handle) GetService(s *Service) (*Service, error) {
 	var services serviceList
@@ -421,7 +426,7 @@ func (i *Handle) GetConfig() (*Config, error) {
 // SetConfig sets the connection timeouts (IPVS_CMD_SET_CONFIG). A timeout of 0 stays
 // as it is; fractions of a second are cut off. A negative timeout, a positive one
 // below a second and one above 2^31-1 seconds are errors. The kernel returns EINVAL
-// for a timeout that its clock ticks cannot count, from some weeks up.
+// for a timeout of several weeks or more, which it cannot count in its clock ticks.
 func (i *Handle) SetConfig(c *Config) error {
 	return i.call(cmdSetConfig, unix.NLM_F_ACK, func(b []byte) ([]byte, error) { return fillConfig(b, c) }, nil)
 }

@@ -1,7 +1,6 @@
 package ipvs
 
-// This file has what identifies services and destinations, and an index of such
-// keys.
+// This file has the keys of services and destinations, and an index of keys.
 
 import (
 	"hash/maphash"
@@ -40,15 +39,15 @@ func destinationKeyWith(d *Destination, family uint16, address []byte) destinati
 	return k
 }
 
-// keyOfService returns the key of a service that came from the kernel.
+// keyOfService returns the key of a service as the kernel returned it.
 func keyOfService(s *Service) serviceKey { return serviceKeyWith(s, s.AddressFamily, s.Address) }
 
-// keyOfDestination returns the key of a destination that came from the kernel.
+// keyOfDestination returns the key of a destination as the kernel returned it.
 func keyOfDestination(d *Destination) destinationKey {
 	return destinationKeyWith(d, d.AddressFamily, d.Address)
 }
 
-// sentServiceKey returns the key of s as it would be sent, or why it cannot be.
+// sentServiceKey returns the key of s as it would be sent, or why it cannot be sent.
 func sentServiceKey(s *Service) (serviceKey, error) {
 	if s == nil {
 		return serviceKey{}, errNilService
@@ -60,7 +59,7 @@ func sentServiceKey(s *Service) (serviceKey, error) {
 	return serviceKeyWith(s, family, address), nil
 }
 
-// sentDestinationKey returns the key of d as it would be sent, or why it cannot be.
+// sentDestinationKey returns the key of d as it would be sent, or why it cannot be sent.
 func sentDestinationKey(d *Destination) (destinationKey, error) {
 	if d == nil {
 		return destinationKey{}, errNilDestination
@@ -81,13 +80,12 @@ func putAddress(to *[net.IPv6len]byte, address []byte) {
 	copy(to[:], address)
 }
 
-// index numbers keys and finds them. It is a hash table with open addressing, at
-// most half full: for the keys of a whole table, looked through every few seconds,
-// it costs less than a map. A few keys are a list without a table: to compare them
-// costs less than to hash them.
+// index numbers keys and finds them. It is a hash table with open addressing, at most
+// half full: for the keys of a whole table, rebuilt every few seconds, it costs less
+// than a map. A few keys are only a list: comparing them costs less than hashing.
 type index[K comparable] struct {
 	keys   []K
-	places []uint32 // numbers of keys, starting at 1; 0 marks a free place; none for a few keys
+	places []uint32 // numbers of keys, starting at 1; 0 marks a free place; empty for a few keys
 }
 
 // hashSeed seeds the hash so that chosen addresses cannot force collisions.
@@ -121,7 +119,7 @@ func (x *index[K]) place(k K) *uint32 {
 	}
 }
 
-// find returns the number of a key, if it has one.
+// find returns the number of a key, if it was added.
 func (x *index[K]) find(k K) (n int, found bool) {
 	if len(x.places) == 0 {
 		for n := range x.keys {
@@ -135,7 +133,7 @@ func (x *index[K]) find(k K) (n int, found bool) {
 	return n - 1, n > 0
 }
 
-// add gives a key the next number, starting at 0, unless it has one already.
+// add gives a key the next number, starting at 0, unless it was added before.
 func (x *index[K]) add(k K) (added bool) {
 	if len(x.places) == 0 {
 		if _, found := x.find(k); found {

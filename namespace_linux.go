@@ -1,6 +1,6 @@
 package ipvs
 
-// This file opens sockets, and files of /proc, in other network namespaces.
+// This file opens sockets and files of /proc in other network namespaces.
 
 import (
 	"errors"
@@ -18,18 +18,18 @@ import (
 
 // inNamespace calls f on a thread that is in the network namespace ns.
 //
-// A descriptor belongs to the namespace that its thread was in when it was
-// opened, so a thread has to go there. It is never the caller's: if the way back
-// fails, the goroutine ends while locked to its thread, and the runtime then ends
-// the thread instead of running other goroutines in a foreign namespace. Nor is it
-// the main thread, whose namespace other processes take for that of this one
+// A descriptor belongs to the namespace that its thread was in when it was opened, so
+// a thread has to enter ns. It is never the caller's thread: if it cannot return to its
+// own namespace, the goroutine ends while locked to it, and the runtime then ends the
+// thread instead of running other goroutines in a foreign namespace. Nor is it the main
+// thread, whose namespace other processes see as that of the process
 // (/proc/PID/ns/net).
 func inNamespace(ns netns.NsHandle, f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if isMainThread() {
-			// Held here, it cannot be the thread of the next goroutine.
+			// While it is locked here, the next goroutine runs on another thread.
 			err := inNamespace(ns, f)
 			runtime.UnlockOSThread()
 			result <- err
@@ -44,14 +44,14 @@ func inNamespace(ns netns.NsHandle, f func() error) error {
 	return <-result
 }
 
-// processID is a variable because Go asks the kernel for it each time.
+// processID is cached, since unix.Getpid is a system call.
 var processID = unix.Getpid()
 
 // isMainThread is a variable for tests.
 var isMainThread = func() bool { return unix.Gettid() == processID }
 
-// hasOwnProc reports whether /proc is that of the process's own PID namespace, where
-// processes and threads have the numbers that they have for themselves.
+// hasOwnProc reports whether /proc belongs to the PID namespace of the process, so that
+// processes and threads have the same numbers there.
 var hasOwnProc = sync.OnceValue(func() bool {
 	self, err := os.Readlink("/proc/self")
 	return err == nil && self == strconv.Itoa(processID)
@@ -60,14 +60,14 @@ var hasOwnProc = sync.OnceValue(func() bool {
 // threadNamespace opens the network namespace of the calling thread.
 func threadNamespace() (netns.NsHandle, error) {
 	thread := "/proc/thread-self"
-	if hasOwnProc() { // a quicker way for the kernel, by a tenth of what a new handle costs
+	if hasOwnProc() { // this path costs the kernel less, by a tenth of the cost of a new handle
 		thread = "/proc/" + strconv.Itoa(processID) + "/task/" + strconv.Itoa(unix.Gettid())
 	}
 	return netns.GetFromPath(thread + "/ns/net")
 }
 
-// visit moves the calling thread into ns, calls f and moves back; restored
-// reports whether the thread is where it was before.
+// visit moves the calling thread into ns, calls f and moves back; restored reports
+// whether the thread is in its own namespace again.
 func visit(ns netns.NsHandle, f func() error) (restored bool, err error) {
 	home, err := threadNamespace()
 	if err != nil {
@@ -103,8 +103,8 @@ func openSocketLike(s *socket) (like *socket, err error) {
 }
 
 // inNamespaceOf calls f on a thread in the network namespace of s. If the calling
-// thread is there already, f runs on it, which requires no privilege. Otherwise it
-// requires CAP_NET_ADMIN there, and CAP_SYS_ADMIN.
+// thread is there already, f runs on it, which requires no privilege. Otherwise
+// inNamespaceOf requires CAP_NET_ADMIN in that namespace, and CAP_SYS_ADMIN.
 func inNamespaceOf(s *socket, f func() error) error {
 	if s.another != nil {
 		return errNoNamespace
@@ -128,8 +128,8 @@ func inNamespaceOf(s *socket, f func() error) error {
 	return inNamespace(ns, f)
 }
 
-// errNoNamespace is the error of calls that need a network namespace on a Fake's
-// handle, which would otherwise reach the machine's own.
+// errNoNamespace is the error of a call on a Fake's handle that needs a network
+// namespace. Without it, the call would reach the machine's own.
 var errNoNamespace = fmt.Errorf("ipvs: a Fake has no network namespace with connections, settings and totals: %w", errors.ErrUnsupported)
 
 // namespaceOf opens the network namespace of s, which requires CAP_NET_ADMIN in it.
@@ -143,9 +143,9 @@ func namespaceOf(s *socket) (ns netns.NsHandle, err error) {
 	return ns, err
 }
 
-// isOpenHere reports whether s is a socket of the calling thread's network
-// namespace: then the namespace's list of netlink sockets has its inode number.
-// Unlike namespaceOf it needs no privilege.
+// isOpenHere reports whether s is a socket of the calling thread's network namespace,
+// by looking for its inode number in the namespace's list of netlink sockets. Unlike
+// namespaceOf it needs no privilege.
 func isOpenHere(s *socket) bool {
 	var stat unix.Stat_t
 	if err := s.withFD(func(fd int) error { return unix.Fstat(fd, &stat) }); err != nil {
@@ -164,8 +164,7 @@ func isOpenHere(s *socket) bool {
 	return false
 }
 
-// openProc opens a file below /proc/net for reading, as the network namespace of
-// s has it.
+// openProc opens a file below /proc/net of the network namespace of s for reading.
 func openProc(s *socket, name string) (file *os.File, err error) {
 	err = inNamespaceOf(s, func() (err error) {
 		file, err = os.Open("/proc/thread-self/net/" + name)

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// native is the byte order of numbers in messages, but for ports and addresses.
+// native is the byte order of numbers in messages, except for ports and addresses.
 var native = binary.NativeEndian
 
 // isBigEndian reports whether native is big-endian. It is a constant, so the
@@ -42,15 +42,15 @@ const (
 	modprobeTimeout = 30 * time.Second
 	// modprobeWaitDelay is how long to wait for output after modprobe has ended.
 	modprobeWaitDelay = time.Second
-	// unloadPoll is the interval at which to look whether a module is unloaded.
+	// unloadPoll is the interval at which to check whether the module is unloaded.
 	unloadPoll = 10 * time.Millisecond
-	// familyAttempts is how often a request is sent if the family changes each time.
+	// familyAttempts limits how often a request is sent while the family keeps changing.
 	familyAttempts = 4
-	// dumpAttempts is how often data is requested if the answer is not usable.
+	// dumpAttempts limits how often data is requested while the answers are unusable.
 	dumpAttempts = 4
 )
 
-// ipvsFlags is what IPVS_SVC_ATTR_FLAGS carries, struct ip_vs_flags.
+// ipvsFlags is the value of IPVS_SVC_ATTR_FLAGS, struct ip_vs_flags.
 type ipvsFlags struct {
 	flags, mask uint32
 }
@@ -103,7 +103,7 @@ func parseMessage(b []byte, m *message) (rest []byte, err error) {
 	return rest, nil
 }
 
-// attrs returns what follows the generic netlink header.
+// attrs returns the attributes after the generic netlink header.
 func (m *message) attrs() []byte { return m.body[genlHdrLen:] }
 
 // errno returns the error number of an NLMSG_ERROR or NLMSG_DONE message, or nil if
@@ -142,8 +142,8 @@ func (m *message) errorText() string {
 	return ""
 }
 
-// requestSize is room for almost any request. It is allocated with the first one:
-// many handles are closed after one change.
+// requestSize is the initial size of a handle's request buffer: enough for almost any
+// request. The buffer is allocated with the first one.
 const requestSize = 256
 
 // newRequest returns a request, valid until the next one is made.
@@ -158,13 +158,13 @@ func (i *Handle) newRequest(cmd uint8, flags uint16, fill filler) ([]byte, error
 			return nil, err
 		}
 	}
-	i.scratch = msg // grown, maybe
+	i.scratch = msg // it may have grown
 	setLength(msg)
 	return msg, nil
 }
 
-// answerTo returns the taker of the answer to a request, valid until the next one
-// is made.
+// answerTo returns a taker for the answer to a request, valid until the next request is
+// made.
 func (i *Handle) answerTo(request []byte, p parser) *answer {
 	i.answer = answer{parser: p, acked: flagsOf(request)&unix.NLM_F_ACK != 0}
 	return &i.answer
@@ -199,8 +199,8 @@ func (i *Handle) execute(s *socket, msg []byte, t taker) error {
 	return fmt.Errorf("%w: it was unloaded again each time", ErrNotSupported)
 }
 
-// exchange sends one or more requests as one datagram, to whichever family they
-// name, and passes the messages of their answers to t.
+// exchange sends one or more requests as one datagram, each to the family that it
+// names, and passes the messages of their answers to t.
 func (i *Handle) exchange(s *socket, requests []byte, t taker) error {
 	first := i.seq + 1
 	for msg := range eachMessage(requests) {
@@ -226,14 +226,14 @@ func eachMessage(datagram []byte) func(yield func(msg []byte) bool) {
 	}
 }
 
-// A taker takes the messages of an answer one by one. With the last one done is
-// true, and err is the kernel's verdict on the request. Otherwise err reports that
-// the answer is malformed or unusable.
+// A taker takes the messages of an answer one by one. For the last one, take returns
+// true, and err is the kernel's verdict on the request. Otherwise err reports that the
+// answer is malformed or unusable.
 type taker interface {
 	take(m *message) (done bool, err error)
 }
 
-// A parser takes the messages of an answer that have data.
+// A parser parses the messages of an answer that carry data.
 type parser interface {
 	parse(m *message) error
 }
@@ -286,9 +286,9 @@ func (a *answer) take(m *message) (done bool, err error) {
 // passes each message to t until t reports the end. Messages with other sequence
 // numbers are late replies to abandoned requests and are skipped.
 func (i *Handle) receive(s *socket, first, last uint32, t taker) error {
-	late := s.lateReplies // replies to an older request may still follow
+	late := s.lateReplies // replies to an earlier request may still follow
 	s.lateReplies = true  // until the answer has ended
-	// The clock is read only when needed: usually the answer is there at once.
+	// The clock is read only when needed: usually the whole answer is already queued.
 	var waitEnd, end time.Time
 	m := &i.message
 	var done bool
@@ -355,8 +355,8 @@ func (i *Handle) transportError(doing string, err error) error {
 	}
 }
 
-// knownFamily is the family ID that any handle found last, or 0. A handle whose own
-// ID turns out to be outdated replaces it.
+// knownFamily is the family ID that a handle found last, or 0. A handle whose own ID
+// turns out to be outdated replaces it.
 var knownFamily atomic.Uint32
 
 // warned keeps a missing IPVS from being logged more than once.
@@ -366,7 +366,7 @@ var warned atomic.Bool
 func (i *Handle) setup(s *socket) error {
 	family, err := i.getIPVSFamily(s)
 	if err == syscall.ENOENT {
-		// Kernels from 6.1 on have already tried, when they were asked for the family.
+		// Linux 6.1 and later have already tried to load it, when asked for the family.
 		modprobeErr := loadModule()
 		family, err = i.getIPVSFamily(s)
 		if err == syscall.ENOENT {
@@ -434,8 +434,8 @@ func mayLoadModules() bool {
 // loadModule is a variable for tests.
 var loadModule = modprobe
 
-// modprobe runs modprobe ip_vs. It waits for modprobe for a bounded time, and does
-// not wait for processes that modprobe leaves behind with its output open.
+// modprobe runs modprobe ip_vs for a bounded time. It does not wait for processes that
+// modprobe leaves running with its output open.
 func modprobe() error {
 	if !mayLoadModules() {
 		return errors.New("modprobe ip_vs not run: it needs CAP_SYS_MODULE")

@@ -25,7 +25,7 @@ type word struct {
 	column int
 }
 
-// splitWords splits a line at white space; ipvsadm -R has no quoting.
+// splitWords splits a line at white space, since ipvsadm -R knows no quoting.
 func splitWords(line string) (words []word) {
 	isSpace := func(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 	for n := 0; n < len(line); {

@@ -1,7 +1,7 @@
 package ipvs
 
-// This file reads the table for Reconcile: destinations through getsockopt, the
-// kernel's older interface, wherever that says the same as netlink.
+// This file reads the table for Reconcile: destinations through getsockopt, the kernel's
+// older interface, wherever that gives the same result as netlink.
 
 import (
 	"encoding/binary"
@@ -16,20 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// getsockopt gives the destinations of an IPv4 service in a single system call
-// without attributes, for less than a tenth of the cost of netlink's list. It
-// does not have everything:
+// getsockopt returns the destinations of an IPv4 service in a single system call,
+// without attributes, for less than a tenth of the cost of netlink's list. It does not
+// return everything. It lacks
 //
-//   - IPv6 services, so the list of services comes over netlink all the same;
-//   - destinations of another family than their service's. The number of
-//     destinations that the kernel gives with each service counts them, which
-//     tells that some are missing;
-//   - the settings of tunnels, which are listed over netlink again;
-//   - 64-bit counters, which nothing is decided by.
+//   - IPv6 services, so the list of services is read over netlink;
+//   - destinations of another family than their service's. That some are missing shows
+//     in the number of destinations of the service, which includes them;
+//   - the settings of tunnels, so such destinations are read over netlink;
+//   - 64-bit counters, on which no decision depends.
 //
-// Whatever does not add up is read over netlink, and so is everything where the
-// kernel, a sandbox or missing privileges refuse the call. The structures have
-// another layout in 32-bit programs, which do not use it.
+// Where the result is incomplete, netlink is used, and so it is for everything if the
+// kernel, a sandbox or missing privileges make the call fail. 32-bit programs, in which
+// the structures have another layout, do not use getsockopt.
 
 // Options of getsockopt, from the kernel's linux/ip_vs.h.
 const (
@@ -45,38 +44,39 @@ const (
 	optDestsHdrLen    = 24  // struct ip_vs_get_dests
 	optDestSize       = 96  // struct ip_vs_dest_entry
 
-	// optIdentitySize is how much of a service entry, and of the header of a request
-	// for destinations, identifies the service.
+	// optIdentitySize is the size of the service's identity, at the start of a service
+	// entry and of the header of a request for destinations.
 	optIdentitySize = 16
 )
 
 const (
 	// maxKeptBuffer is the size of the largest buffer that is kept for the next table.
 	maxKeptBuffer = 256 << 10
-	// maxOptDests is the largest number of destinations of a service that is read so.
+	// maxOptDests is the largest number of destinations that are read through getsockopt
+	// for one service.
 	maxOptDests = 1 << 16
-	// optLookAhead is how many entries are compared with a service before an index of
-	// all of them is made: those of services that are not wanted come between.
+	// optLookAhead is how many entries are compared with a service before all of them
+	// are indexed. It allows for services between them that are not wanted.
 	optLookAhead = 16
 	// spareServices is the number of services that may have been added since the list
 	// was read over netlink.
 	spareServices = 16
-	// fewOwned: if so many times more services are there than wanted, a list of all
-	// costs more than it saves.
+	// If there are fewOwned times as many services as wanted ones, listing all of them
+	// through getsockopt costs more than it saves.
 	fewOwned = 50
 )
 
-// optReader reads through getsockopt. A handle of the kernel's has one from when
-// it first reads a table for Reconcile.
+// optReader reads through getsockopt. A handle on the real kernel gets one when it first
+// reads a table for Reconcile.
 type optReader struct {
 	// getsockopt fills b; tests replace it to provoke faults.
 	getsockopt func(fd, option int, b []byte) error
 
 	socket atomic.Pointer[socket] // nil until it is needed
 
-	mu      sync.Mutex // held while a table is read; guards what follows
-	refused bool       // the socket cannot be opened
-	slow    *[1 << slotBits / 64]uint64
+	mu      sync.Mutex                  // held while a table is read; guards the fields below
+	refused bool                        // the socket cannot be opened
+	slow    *[1 << slotBits / 64]uint64 // services to read over netlink, by slot
 
 	serviceBuffer, destBuffer []byte // kept for the next table
 }
@@ -85,22 +85,22 @@ type optReader struct {
 type optTable struct {
 	reader   *optReader
 	socket   *socket
-	fd       int // -1 after the kernel refused it
+	fd       int // -1 after a call failed
 	services optServices
 
-	// Memory for what is read, a piece for many services.
+	// Memory for destinations, shared by many services.
 	slab      []Destination
 	pointers  []*Destination
 	addresses []byte
 }
 
-// readTable is like getTable. If counted is false, some destinations lack what
-// nothing is decided by: Stats, Stats64, and the settings of a tunnel where
-// ConnectionFlagTunnel is not set.
+// readTable is like getTable. If counted is false, some destinations lack fields on
+// which no decision depends: Stats, Stats64, and tunnel settings without
+// ConnectionFlagTunnel.
 //
-// As with getTable, the table is read one service after the other. If a service
-// has a destination of the other family, and another destination is added between
-// the kernel's count and its list, the former can be missing this time.
+// As with getTable, the table is read one service after the other. If a service has a
+// destination of the other family, and another destination is added between the
+// kernel's count and its list, the former can be missing this time.
 func (i *Handle) readTable(wanted func(*Service) bool) (table []TableEntry, counted bool, err error) {
 	services, err := i.GetServices()
 	if err != nil {
@@ -151,8 +151,8 @@ func (i *Handle) readTable(wanted func(*Service) bool) (table []TableEntry, coun
 	return table, counted, nil
 }
 
-// optReader returns what reads through getsockopt for the handle, nil for a
-// handle or a program that cannot.
+// optReader returns the handle's optReader, or nil if the handle or the program cannot
+// have one.
 func (i *Handle) optReader() *optReader {
 	if !i.kernel || math.MaxUint == math.MaxUint32 {
 		return nil
@@ -164,8 +164,8 @@ func (i *Handle) optReader() *optReader {
 	return i.opt.Load()
 }
 
-// open begins to read a table with at most so many IPv4 services. It returns nil
-// if that is not possible.
+// open begins to read a table with at most the given number of IPv4 services. It returns
+// nil if that is not possible.
 func (r *optReader) open(i *Handle, services int) *optTable {
 	s := r.socket.Load()
 	if s == nil {
@@ -177,13 +177,13 @@ func (r *optReader) open(i *Handle, services int) *optTable {
 			return err
 		})
 		if err != nil {
-			// What others hold may become free again.
+			// These errors may be temporary.
 			r.refused = !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOBUFS)
 			return nil
 		}
 		i.closeWithHandle(s)
 		r.socket.Store(s)
-		if i.closed.Load() { // Close may have looked before
+		if i.closed.Load() { // Close may have run before the Store
 			s.close()
 		}
 	}
@@ -235,8 +235,7 @@ func sized(b []byte, n int) []byte {
 	return b[:n]
 }
 
-// getsockopt calls the kernel. It is an error if the kernel says that it filled
-// another length.
+// getsockopt calls the kernel. It is an error if the kernel did not fill all of b.
 func getsockopt(fd, option int, b []byte) error {
 	size := uint32(len(b))
 	_, _, errno := syscall.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_IP, uintptr(option),
@@ -250,8 +249,8 @@ func getsockopt(fd, option int, b []byte) error {
 	return nil
 }
 
-// readServices reads the list of IPv4 services, at most so many, and reports
-// whether the kernel gave it.
+// readServices reads the list of at most the given number of IPv4 services, and reports
+// whether it succeeded.
 func (t *optTable) readServices(most int) bool {
 	r := t.reader
 	r.serviceBuffer = sized(r.serviceBuffer, optServicesHdrLen+most*optServiceSize)
@@ -291,15 +290,15 @@ func (t *optTable) destinations(s *Service) (_ []*Destination, ok bool) {
 	case nil:
 	case unix.ESRCH: // deleted meanwhile
 		return nil, false
-	default: // refused: it would be so for the others too
+	default: // the call would fail for the other services, too
 		t.fd = -1
 		return nil, false
 	}
 	return t.decode(b, count)
 }
 
-// fillDestsRequest fills the header of a request for count destinations, with
-// room for one more, and marks the entries that show how many there are.
+// fillDestsRequest fills in the header of a request for count destinations, with room
+// for one more, and marks the two last entries, which show how many the kernel filled.
 func fillDestsRequest(b []byte, service optService, count int) {
 	copy(b[:optIdentitySize], service)
 	native.PutUint64(b[optIdentitySize:], 0)
@@ -309,12 +308,12 @@ func fillDestsRequest(b []byte, service optService, count int) {
 	}
 }
 
-// noDestination is what an entry of destinations begins with that the kernel did
-// not fill: 255.255.255.255 cannot be a destination.
+// noDestination is the start of a destination entry that the kernel did not fill:
+// 255.255.255.255 cannot be a destination.
 const noDestination = math.MaxUint64
 
-// decode reads count destinations in the reply. ok is false if there are not
-// exactly so many, or one has settings that are not in it.
+// decode decodes count destinations in a reply. ok is false if the reply has another
+// number of them, or lacks settings of one.
 func (t *optTable) decode(b []byte, count int) (_ []*Destination, ok bool) {
 	entries := b[optDestsHdrLen:]
 	if len(entries) != (count+1)*optDestSize ||
@@ -345,12 +344,12 @@ func (t *optTable) decode(b []byte, count int) (_ []*Destination, ok bool) {
 	return list, true
 }
 
-// decodeOpt reads a struct ip_vs_dest_entry. Its address has room.
+// decodeOpt decodes a struct ip_vs_dest_entry into d, whose Address has four bytes.
 func (d *Destination) decodeOpt(b *[optDestSize]byte) {
 	native.PutUint32(d.Address, native.Uint32(b[:]))
 	d.AddressFamily = unix.AF_INET
 	d.Port = binary.BigEndian.Uint16(b[4:])
-	d.ConnectionFlags = native.Uint32(b[8:]) & ConnectionFlagFwdMask // the others are not in netlink's answer
+	d.ConnectionFlags = native.Uint32(b[8:]) & ConnectionFlagFwdMask // netlink does not return the others
 	d.Weight = int(native.Uint32(b[12:]))
 	d.UpperThreshold = native.Uint32(b[16:])
 	d.LowerThreshold = native.Uint32(b[20:])
@@ -376,7 +375,7 @@ func (x *optServices) entry(n int) optService {
 
 func (x *optServices) length() int { return len(x.entries) / optServiceSize }
 
-// find returns the entry of s, nil if there is none.
+// find returns the entry of s, or nil if there is none.
 func (x *optServices) find(s *Service) optService {
 	look := optLookAhead
 	if x.at != nil {
@@ -415,7 +414,7 @@ func (e optService) port() uint16         { return binary.BigEndian.Uint16(e[8:]
 func (e optService) fwmark() uint32       { return native.Uint32(e[12:]) }
 func (e optService) destinations() uint32 { return native.Uint32(e[44:]) }
 
-// isEmpty reports whether the kernel had no service for the entry.
+// isEmpty reports whether the kernel did not fill the entry.
 func (e optService) isEmpty() bool { return e.protocol() == 0 && e.fwmark() == 0 }
 
 // is reports whether e is the entry of s, an IPv4 service.
@@ -436,8 +435,8 @@ func (e optService) key() serviceKey {
 	return k
 }
 
-// isSlow reports whether the destinations of s had to be read over netlink the
-// last time: to try the other way first would cost more.
+// isSlow reports whether the destinations of s had to be read over netlink the last
+// time: trying getsockopt first would cost more.
 func (r *optReader) isSlow(s *Service) bool {
 	if r.slow == nil {
 		return false
@@ -447,8 +446,8 @@ func (r *optReader) isSlow(s *Service) bool {
 	return r.slow[slot/64]&(1<<(slot%64)) != 0
 }
 
-// note remembers of an IPv4 service whose destinations were read over netlink
-// whether they need to be.
+// note records whether the destinations of an IPv4 service, which were read over
+// netlink, had to be.
 func (r *optReader) note(e *TableEntry) {
 	slow := false
 	for _, d := range e.Destinations {

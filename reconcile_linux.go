@@ -16,83 +16,83 @@ import (
 // Reconciler repeatedly brings the kernel's table to a desired state. Its zero value
 // with a Handle is ready to use. It is safe for concurrent use; calls are serialized.
 //
-// It needs no memory of earlier calls: a new process goes on where the last one stopped,
-// except that the time of each destination that drains begins anew.
+// It needs no memory of earlier calls: a new process continues where the last one
+// stopped, except that the time of each draining destination begins anew.
 type Reconciler struct {
 	// Handle gives access to the table.
 	Handle *Handle
 
-	// Owned reports whether a service is the caller's. Services that are not owned are
-	// never touched, and it is an error to want one. Owned is called with services as
+	// Owned reports whether a service belongs to the caller. Services that are not owned
+	// are never touched, and wanting one is an error. Owned is called with services as
 	// the kernel returns them, with their family, and IPv4 addresses of 4 bytes.
 	//
-	// If Owned is nil, all services of the network namespace are the caller's: Reconcile
-	// deletes every service that is not wanted, whoever made it.
+	// If Owned is nil, all services of the network namespace belong to the caller:
+	// Reconcile deletes every service that is not wanted, whoever made it.
 	//
 	// Owned must not change the service that it is given, nor use the Reconciler.
 	//
-	// Destinations that drain when Owned no longer covers their service are left at
+	// If Owned no longer covers a service whose destinations drain, they are left at
 	// weight 0.
 	Owned func(*Service) bool
 
 	// Drain is how long a destination that is no longer wanted may finish its
-	// connections, if its service is a TCP one or a firewall mark; others go at once,
-	// since clients of UDP and SCTP are served by another destination sooner without it.
-	// With 0, or less, all go at once.
+	// connections. It applies to TCP services and firewall marks. Destinations of others
+	// are deleted at once, since clients of UDP and SCTP then reach another destination
+	// sooner. If Drain is 0 or negative, all are deleted at once.
 	//
 	// A destination that drains gets weight 0, and its time begins when the kernel has
 	// confirmed that. A later call deletes it as soon as it has no connection, active or
 	// inactive, or its time is up. One that is found with a weight again gets weight 0
-	// again, and its time begins anew. One that is wanted again gets its weight back. A
-	// service that is no longer wanted stays while a destination of it drains. What has
-	// weight 0 and no connection when it is first seen goes at once.
+	// again, and its time begins anew. One that is wanted again gets its weight back. One
+	// that has weight 0 and no connection when it is first seen is deleted at once. A
+	// service that is no longer wanted stays while one of its destinations drains.
 	//
-	// A TCP connection that both sides closed counts as inactive for two minutes more:
-	// with a shorter Drain its destination goes by the time limit.
+	// A TCP connection that both sides closed counts as inactive for two more minutes.
+	// With a shorter Drain, the time limit ends it.
 	//
-	// With weight 0 the kernel sends no new clients. There are exceptions:
+	// The kernel sends no new clients to a destination of weight 0, with exceptions:
 	//   - A client that is bound by persistence comes back, unless the sysctl
 	//     net.ipv4.vs.expire_quiescent_template is 1.
-	//   - With the schedulers "sh" and "mh" the clients of a destination of weight 0 are
+	//   - With the schedulers "sh" and "mh", the clients of a destination of weight 0 are
 	//     refused, unless the service has the fallback flag (ServiceFlagSHFallback,
 	//     ServiceFlagMHFallback). Reconcile sets it while a destination drains.
 	//   - With "dh" there is no such flag, so destinations of its services never drain.
 	//   - A service that drains still gets the clients of a more general one that is to
 	//     replace it, and refuses them. So a service does not drain if one of the same
-	//     address and protocol with port 0 is wanted. Nor should it drain if it is a
-	//     firewall mark that is replaced by an address: DrainFor can say so.
+	//     address and protocol with port 0 is wanted. Nor should a firewall mark drain
+	//     that is replaced by an address: use DrainFor to delete it at once.
 	Drain time.Duration
 
 	// DrainFor, if not nil, returns how long a destination may drain, in place of Drain
 	// and for all protocols. It is called for each destination that is not wanted,
 	// whenever the table is read, with the service and the destination as the kernel
-	// has them, counters included. It must not use the Reconciler.
+	// has them, including counters. It must not use the Reconciler.
 	DrainFor func(*Service, *Destination) time.Duration
 
 	mu     sync.Mutex
 	drains map[drainKey]time.Time // since when each is known to have weight 0
-	now    func() time.Time       // for tests; nil: time.Now
+	now    func() time.Time       // for tests; time.Now if nil
 }
 
-// maxRounds is how often Reconcile reads and writes at most, if others change the table
-// in between.
+// maxRounds limits how often Reconcile reads and writes if others change the table in
+// between.
 const maxRounds = 8
 
-// Changes says what Reconcile did.
+// Changes reports the changes that Reconcile made.
 type Changes struct {
 	ServicesAdded       int
 	ServicesUpdated     int
 	ServicesDeleted     int
 	DestinationsAdded   int
 	DestinationsUpdated int // including those that began to drain
-	DestinationsDeleted int // not those that went with their service
+	DestinationsDeleted int // without those that were deleted with their service
 
-	// Draining is the number of destinations that still finish their connections.
+	// Draining is the number of destinations that are finishing their connections.
 	Draining int
 
-	// RequeueAfter is when to call again because of them, at the latest; 0 if none
-	// drains. It grows with the time that they have drained, from a second on, and is
-	// never later than the end of their time.
+	// RequeueAfter is the time after which to call again, at the latest, because of
+	// them; 0 if none drains. It is a second at first, grows with the time that they have
+	// drained, and never goes beyond the end of their time.
 	RequeueAfter time.Duration
 }
 
@@ -102,8 +102,8 @@ func (c Changes) Total() int {
 		c.DestinationsAdded + c.DestinationsUpdated + c.DestinationsDeleted
 }
 
-// Plan returns the changes that Reconcile would make now, and makes none. Printed, it
-// is in ipvsadm's notation. Entries that Reconcile would report as errors are
+// Plan returns the changes that Reconcile would make now, and makes none. The batch
+// prints in ipvsadm's notation. Entries that Reconcile would report as errors are
 // changes with an Err, see Batch.All.
 func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 	r.mu.Lock()
@@ -116,28 +116,29 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 }
 
 // Reconcile reads the table and makes the changes that bring the owned part of it to
-// want; none if it is so already. If others change the table at the same time, it reads
-// again, a bounded number of times. It relies on the kernel's lists, see GetServices:
-// an entry that is missing from them is dealt with by the next call.
+// want. If nothing differs, it makes none. If others change the table at the same time,
+// it reads again, a bounded number of times. The kernel's lists can miss an entry, see
+// GetServices; the next call finds it.
 //
-// If changes fail, the others are made all the same, and the error is a *BatchError of
-// those that failed or were not sent; Index is its position in the last plan. A
-// change that fails only because another did, such as a destination of a service that
-// could not be made, is not in it. An entry of want that cannot be sent, is wanted
-// twice or is not owned is in it too, see Diff: it harms only itself, and what the
-// kernel has in its place stays as it is. An entry that is nil or has no address cannot
-// be matched with what the kernel has: the service or destination that it was meant to
-// be counts as not wanted.
+// A change that fails does not stop the others. The error is then a *BatchError of the
+// changes that failed or were not sent; Index is the position in the last plan. A change
+// that fails only because another one did, such as a destination of a service that could
+// not be made, is not in it.
 //
-// While the kernel changes a service's scheduler it has none for some milliseconds, in
-// which it refuses new clients; nothing can be done about that.
+// An entry of want that cannot be sent, is wanted twice or is not owned is in the error,
+// too, and affects nothing else: the kernel's entry in its place stays as it is, see
+// Diff. However, an entry that is nil or has no address cannot be matched with the
+// kernel's: the service or destination that it was meant to be counts as not wanted.
 //
-// The Changes are valid with an error too: they count the changes known to be made.
+// While the kernel changes the scheduler of a service, the service has none for some
+// milliseconds and refuses new clients; nothing can be done about that.
+//
+// The Changes are valid even with an error: they count the changes known to be made.
 func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var done Changes
-	begun := map[drainKey]struct{}{} // this call does not delete what it gave weight 0
+	begun := map[drainKey]struct{}{} // destinations that got weight 0: this call does not delete them
 	for round := 1; ; round++ {
 		p, err := r.makePlan(want, begun)
 		if err != nil {
@@ -159,7 +160,7 @@ func (r *Reconciler) Reconcile(want []TableEntry) (Changes, error) {
 	}
 }
 
-// plan is what to do now, and what drains.
+// plan has the changes to make, and which destinations drain.
 type plan struct {
 	batch  *Batch
 	drains *drainer
@@ -190,8 +191,8 @@ func (r *Reconciler) makePlan(want []TableEntry, begun map[drainKey]struct{}) (*
 	return p, err
 }
 
-// read returns the owned part of the table, and what identifies the other services;
-// counted is as in readTable.
+// read returns the owned part of the table, and the keys of the other services; counted
+// is as in readTable.
 func (r *Reconciler) read() (have []TableEntry, counted bool, foreign map[serviceKey]struct{}, err error) {
 	if r.Owned == nil {
 		have, counted, err = r.Handle.readTable(func(*Service) bool { return true })
@@ -208,7 +209,7 @@ func (r *Reconciler) read() (have []TableEntry, counted bool, foreign map[servic
 	return have, counted, foreign, err
 }
 
-// notOwned returns the error of a wanted service that is not the caller's, nil if it is.
+// notOwned returns the error of a wanted service that is not owned, or nil if it is.
 func (r *Reconciler) notOwned(s *Service, key serviceKey, foreign map[serviceKey]struct{}) error {
 	switch {
 	case contains(foreign, key):
@@ -235,8 +236,8 @@ func (r *Reconciler) apply(b *Batch, done *Changes) (failed []*OpError, lost boo
 		failed, err := r.do(b, done)
 		return failed, err != nil
 	}
-	// Others may have made a service in place of a new one since the table was read.
-	// So new services go first, and destinations of those that failed are left out.
+	// Others may have made a new service themselves since the table was read. So new
+	// services are sent first, and destinations of those that failed are left out.
 	failed, err := r.do(newServices, done)
 	renumber(failed, numbers)
 	refused := map[serviceKey]struct{}{}
@@ -264,15 +265,15 @@ func (r *Reconciler) apply(b *Batch, done *Changes) (failed []*OpError, lost boo
 	return append(append(failed, failedRest...), b.bad...), err != nil
 }
 
-// renumber gives changes of a part of a batch their numbers in the whole.
+// renumber gives the changes of a part of a batch their numbers in the whole batch.
 func renumber(ops []*OpError, numbers []int) {
 	for _, op := range ops {
 		op.Index = numbers[op.Index]
 	}
 }
 
-// do makes the changes of a batch in one go, and counts them. It returns those that
-// failed, and why the kernel could no longer be reached.
+// do makes the changes of a batch with one Handle.do, and counts them. It returns those
+// that failed, and lost is not nil if the kernel could no longer be reached.
 func (r *Reconciler) do(b *Batch, done *Changes) (failed []*OpError, lost error) {
 	lost, err := r.Handle.do(b)
 	var batchErr *BatchError
@@ -295,7 +296,7 @@ func (b *Batch) unsent(lost error) (failed []*OpError) {
 	return failed
 }
 
-// count adds the changes of a batch that did not fail; those that did are in order.
+// count counts the changes of a batch except those that failed, which are in order.
 func (c *Changes) count(b *Batch, failed []*OpError) {
 	for n, msg := range b.messages {
 		for len(failed) > 0 && failed[0].Index < n {
@@ -321,8 +322,8 @@ func (c *Changes) count(b *Batch, failed []*OpError) {
 	}
 }
 
-// withoutConsequences returns the changes that failed by themselves: not those to
-// destinations of a service that could not be made.
+// withoutConsequences returns the changes that did not fail only because another one
+// did: it drops new destinations of services that could not be made.
 func withoutConsequences(failed []*OpError) []*OpError {
 	broken := map[serviceKey]struct{}{}
 	own := failed[:0:0]
@@ -346,7 +347,7 @@ func anyRace(failed []*OpError) bool {
 		switch op.Err {
 		case syscall.EEXIST, syscall.ESRCH:
 			return true
-		case syscall.ENOENT: // of a service: no such scheduler
+		case syscall.ENOENT: // for a service it means that there is no such scheduler
 			if op.Destination != nil {
 				return true
 			}
@@ -355,8 +356,8 @@ func anyRace(failed []*OpError) bool {
 	return false
 }
 
-// asReturned returns s as the kernel would return it, apart from counters; key is what
-// identifies it.
+// asReturned returns s, which has the given key, as the kernel would return it, except
+// for the counters.
 func asReturned(s *Service, key serviceKey) *Service {
 	returned := *s
 	returned.AddressFamily, returned.Netmask = key.family, netmaskOf(s, key.family)

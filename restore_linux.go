@@ -25,16 +25,16 @@ import (
 // ipvsadm -Sn, which writes numbers. Every error names the line and the column in
 // bytes, both counted from 1.
 //
-// Options left out have ipvsadm's defaults: scheduler wlc, persistence for 360
-// seconds, direct routing, weight 1. ParseTable differs from ipvsadm -R where the
-// latter does not read, or changes, what -Sn writes: a destination that is not
-// masqueraded may have another port than its service, a firewall mark from 2^31 on may
-// be written as a negative number, and -b without a value at the end of a line is the
-// third flag of the schedulers sh and mh.
+// Omitted options have ipvsadm's defaults: scheduler wlc, persistence for 360 seconds,
+// direct routing, weight 1. ParseTable differs from ipvsadm -R where -R rejects or
+// changes what -Sn writes: a destination that is not masqueraded may have another port
+// than its service, a firewall mark of 2^31 or more may be written as a negative number,
+// and -b without a value at the end of a line is the third flag of the schedulers sh and
+// mh.
 //
-// ipvsadm -Sn itself does not write thresholds, the timeout and netmask of a service
-// without persistence, or the third flag of sh and mh beside another one, and it writes
-// ConnectionFlagLocalNode as direct routing. These are lost.
+// Some settings are lost because ipvsadm -Sn does not write them: thresholds, the
+// timeout and netmask of a service without persistence, and the third flag of sh and mh
+// if another one is set. It writes ConnectionFlagLocalNode as direct routing.
 func ParseTable(r io.Reader) ([]TableEntry, error) {
 	p := tableParser{services: map[serviceKey]*parsedService{}}
 	lines := bufio.NewScanner(r)
@@ -187,7 +187,7 @@ func (o *optionReader) take(ids ...optionID) (taken parsedOption, ok bool) {
 	return taken, ok
 }
 
-// unused reports the remaining options as errors: the command does not take them.
+// unused reports the remaining options as errors: they do not go with the command.
 func (o *optionReader) unused() {
 	for _, p := range o.options {
 		o.failf(p.column, "%s does not go with %s", p.name, o.command.name)
@@ -339,7 +339,8 @@ func (o *optionReader) number(p parsedOption, max uint64) uint64 {
 	return n
 }
 
-// mark parses a firewall mark. ipvsadm -S writes those from 2^31 on as negative numbers.
+// mark parses a firewall mark. ipvsadm -S writes marks of 2^31 or more as negative
+// numbers.
 func (o *optionReader) mark(p parsedOption) uint32 {
 	n, err := strconv.ParseInt(p.value, 10, 64)
 	if err != nil || n < math.MinInt32 || n > math.MaxUint32 || n == 0 {

@@ -44,7 +44,8 @@ func oneWord(name string) string {
 	return name
 }
 
-// serviceName returns what identifies the service, such as "-t 10.0.0.1:80".
+// serviceName returns the options that identify the service, such as
+// "-t 10.0.0.1:80".
 func serviceName(s *Service) string {
 	switch {
 	case s.FWMark != 0 && s.AddressFamily == unix.AF_INET6:
@@ -80,12 +81,13 @@ func addressPort(family uint16, address net.IP, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// isIPv6Service reports whether the service is one of IPv6.
+// isIPv6Service reports whether the service is an IPv6 service.
 func isIPv6Service(s *Service) bool {
 	return s.AddressFamily == unix.AF_INET6 || s.AddressFamily == 0 && s.FWMark == 0 && s.Address.To4() == nil
 }
 
-// netmaskOption returns the option for a netmask other than a single client's.
+// netmaskOption returns the option for a netmask, or "" for the default, which groups no
+// clients.
 func netmaskOption(s *Service) string {
 	if isIPv6Service(s) {
 		if s.Netmask == 0 || s.Netmask == 128 {
@@ -101,8 +103,8 @@ func netmaskOption(s *Service) string {
 	return " -M " + netip.AddrFrom4(mask).String()
 }
 
-// schedulerFlags returns the scheduler flags under the names they have for the
-// scheduler. ipvsadm takes flag-3 for "sh" and "mh", but does not write it.
+// schedulerFlags returns the names that the scheduler flags have for the scheduler.
+// ipvsadm reads flag-3 for "sh" and "mh", but does not write it.
 func schedulerFlags(s *Service) (names []string) {
 	flag1, flag2 := "flag-1", "flag-2"
 	if s.SchedName == SourceHashing || s.SchedName == MaglevHashing {
@@ -119,9 +121,9 @@ func schedulerFlags(s *Service) (names []string) {
 	return names
 }
 
-// Rule returns the destination as ipvsadm -Sn writes it after -a and its
-// service, such as "-r 10.1.0.1:8080 -m -w 1". The thresholds, which ipvsadm
-// takes but does not write, follow as -x and -y where they are set.
+// Rule returns the destination as ipvsadm -Sn writes it after -a and the service, such
+// as "-r 10.1.0.1:8080 -m -w 1". Thresholds other than 0, which ipvsadm reads but does
+// not write, follow as -x and -y.
 func (d *Destination) Rule() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s -w %d", destinationName(d), forwardingOption(d.ConnectionFlags), d.Weight)
@@ -137,7 +139,7 @@ func (d *Destination) Rule() string {
 	return b.String()
 }
 
-// destinationName returns what identifies the destination in its service.
+// destinationName returns the option that identifies the destination in its service.
 func destinationName(d *Destination) string {
 	return "-r " + addressPort(d.AddressFamily, d.Address, d.Port)
 }
@@ -151,7 +153,7 @@ func forwardingOption(flags uint32) string {
 	case ConnectionFlagDirectRoute:
 		return "-g"
 	}
-	// ipvsadm has no options for those that the kernel chooses by itself.
+	// ipvsadm has no options for the methods that are for the kernel's own use.
 	return fmt.Sprintf("(forwarding method %d)", flags&ConnectionFlagFwdMask)
 }
 

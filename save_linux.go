@@ -20,7 +20,8 @@ const maxSavedTimeout = 31 * 24 * 60 * 60
 // service, followed by a line for each of its destinations. Counters are left out.
 //
 // If ipvsadm -R could not restore the table as it is, WriteTable writes nothing and
-// returns an error that names every entry at fault and why. ipvsadm cannot express
+// returns an error that names every entry at fault and the reason. ipvsadm cannot
+// express
 //
 //   - protocols other than TCP, UDP and SCTP
 //   - service flags other than those that have a constant in this package
@@ -61,7 +62,7 @@ func WriteTable(w io.Writer, table []TableEntry) error {
 	return err
 }
 
-// writeEntry writes the lines of a service and returns all that is wrong with them.
+// writeEntry writes the lines of a service and returns all its errors.
 func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 	service := serviceName(e.Service)
 	if err := checkSavedService(e.Service); err != nil {
@@ -91,7 +92,7 @@ func writeEntry(text *bytes.Buffer, e TableEntry) (errs []error) {
 	return errs
 }
 
-// checkSavedService reports what of s ipvsadm -R cannot restore.
+// checkSavedService returns why ipvsadm -R cannot restore s, or nil if it can.
 func checkSavedService(s *Service) error {
 	persistent := s.Flags&ServiceFlagPersistent != 0
 	const named = ServiceFlagPersistent | ServiceFlagHashed | ServiceFlagOnePacket | ServiceFlagSched1 | ServiceFlagSched2 | ServiceFlagSched3
@@ -120,7 +121,7 @@ func checkSavedService(s *Service) error {
 	return checkSavedName("persistence engine", s.PEName, peNameMaxLen)
 }
 
-// checkSavedName reports names that ipvsadm -R would not read as one word.
+// checkSavedName returns an error for a name that ipvsadm -R would not read as one word.
 func checkSavedName(what, name string, maxLen int) error {
 	if oneWord(name) != name {
 		return fmt.Errorf("%s %q is not a word for ipvsadm", what, name)
@@ -133,7 +134,7 @@ func isIPv6Destination(d *Destination) bool {
 	return err == nil && family == unix.AF_INET6
 }
 
-// checkSavedDestination reports what of d ipvsadm -R cannot restore.
+// checkSavedDestination returns why ipvsadm -R cannot restore d, or nil if it can.
 func checkSavedDestination(s *Service, d *Destination) error {
 	method := d.ConnectionFlags & ConnectionFlagFwdMask
 	switch {

@@ -19,12 +19,12 @@ const slotBits = 14
 type sizeHints struct {
 	services     int
 	destinations *[1 << slotBits]uint16 // length plus 1, by the hash of the service; two services can share a slot
-	last         int                    // of the destinations that were listed last
+	last         int                    // length of the last list of destinations
 }
 
-// predict returns the expected length of a list, or 0 if it may be short. For a
-// service whose destinations were not listed before it is the length of the last
-// list, since the services of a table are usually alike.
+// predict returns the expected length of a list, or 0 if it may be short. For a service
+// whose destinations were not listed before, that is the length of the last list, since
+// the services of a table are usually alike.
 func (l *sizeHints) predict(cmd uint8, key serviceKey) int {
 	switch {
 	case cmd == cmdGetService:

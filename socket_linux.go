@@ -18,15 +18,15 @@ import (
 // request while it is being sent, so in practice there is no wait.
 const sendTimeout = 30 * time.Second
 
-// pollSlice is how long a call waits at most before it looks whether the socket
-// was closed.
+// pollSlice is how long a waiting call takes at most to notice that the socket was
+// closed.
 const pollSlice = 20 * time.Millisecond
 
-// Sizes of the buffer for replies. The kernel makes each part of a dump as
-// large as the largest buffer that the socket ever read with, up to 32 KiB, and
-// clears it first: for the few destinations of a service that costs more than
-// everything else. The small size is the least that the kernel makes with pages of
-// 4 KiB; where pages are larger, the buffer grows. Answers of one message need less.
+// Sizes of the buffer for replies. The kernel makes each part of a dump as large as the
+// largest buffer that the socket ever read with, up to 32 KiB, and clears it first: for
+// the few destinations of a service that costs more than everything else. The small
+// size is the kernel's minimum with pages of 4 KiB; where pages are larger, the buffer
+// grows. The first size is enough for answers of one message.
 const (
 	firstBuffer = 1024
 	smallBuffer = 3776
@@ -36,29 +36,28 @@ const (
 // socket is a non-blocking generic netlink socket. It is not safe for concurrent
 // use, except for close and withFD, which may be called at any time.
 //
-// The kernel has almost always answered when sendmsg returns, so waiting is rare
-// and costs a thread: Go's poller would cost every message some hundred
+// The kernel has almost always answered when sendmsg returns, so waiting is rare. A
+// wait therefore blocks its thread: Go's poller would cost every message several hundred
 // instructions.
 type socket struct {
 	portID uint32 // the socket's netlink address, which the kernel puts into every reply
-	in     []byte // what replies are read into
+	in     []byte // the buffer for replies
 	source source
 
-	// lateReplies: an exchange was abandoned, so what is queued may belong to it.
+	// lateReplies is set while queued replies may belong to an abandoned exchange.
 	lateReplies bool
-	// errorText: wantErrorText was called.
+	// errorText is set after wantErrorText.
 	errorText bool
-	// another opens another socket to a kernel that is not reached through a
-	// descriptor; nil for the kernel itself.
+	// another opens another socket to the same Fake; nil for the real kernel.
 	another func() *socket
 
 	// The system calls; tests replace them to provoke faults.
 	sendmsg func(fd int, b []byte) error
 	recvmsg func(fd int, b []byte) (n int, from uint32, err error)
 
-	// refs counts the users of the descriptor, of which the open socket itself is
-	// one. The last to leave closes it, so no system call ever sees a descriptor that
-	// the process has reused.
+	// refs counts the users of the descriptor, of which the open socket itself is one.
+	// The last one closes it, so no system call ever uses a descriptor number that the
+	// process has reused.
 	fd     int
 	refs   atomic.Int32
 	closed atomic.Bool
@@ -94,7 +93,7 @@ func bind(fd int) (portID uint32, err error) {
 	return nladdr.Pid, nil
 }
 
-// newSocket makes a socket of a non-blocking descriptor, which it takes over.
+// newSocket returns a socket that owns the descriptor fd.
 func newSocket(fd int, portID uint32) *socket {
 	s := &socket{fd: fd, portID: portID, sendmsg: sendmsg}
 	s.recvmsg = s.source.recvmsg
@@ -105,13 +104,13 @@ func newSocket(fd int, portID uint32) *socket {
 // noFD stands for the descriptor of a socket that has none.
 const noFD = -1
 
-// defaultQueue is the size of the receive queue and the send buffer, in bytes,
-// of a socket for which nobody chose another (net.core.rmem_default, wmem_default).
+// defaultQueue is the default size of a socket's receive queue and send buffer, in bytes
+// (net.core.rmem_default, wmem_default).
 const defaultQueue = 212992
 
-// newSocketFunc makes a socket without a descriptor, of functions that stand for
-// the kernel; another opens one more. There is no wait: where recvmsg returns
-// EAGAIN, no reply will come.
+// newSocketFunc returns a socket without a descriptor. The functions send and receive
+// stand for the kernel, and another opens another socket to it. Such a socket does not
+// wait: if receive returns EAGAIN, no reply will come.
 func newSocketFunc(portID uint32, send func(int, []byte) error, receive func(int, []byte) (int, uint32, error), another func() *socket) *socket {
 	s := newSocket(noFD, portID)
 	s.sendmsg, s.recvmsg, s.another, s.errorText = send, receive, another, true
@@ -126,9 +125,8 @@ type source struct {
 	size    uint32
 }
 
-// recvmsg returns the length of the datagram, even if that is more than fits,
-// and the port ID of its sender. unix.Recvfrom does the same with two
-// allocations.
+// recvmsg returns the length of the datagram, even if it does not fit into b, and the
+// port ID of its sender. unix.Recvfrom does the same with two allocations.
 func (s *source) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	s.size = unix.SizeofSockaddrNetlink
 	r, _, errno := syscall.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)),
@@ -179,8 +177,8 @@ func (s *socket) withFD(f func(fd int) error) error {
 	return f(fd)
 }
 
-// wantErrorText asks for error replies that say in words what is wrong and do
-// not echo the request. Kernels before 4.3 and 4.12 do without.
+// wantErrorText asks for error replies that explain the error in words (Linux 4.12) and
+// do not echo the request (Linux 4.3). It is no error if the kernel is older.
 func (s *socket) wantErrorText() error {
 	if s.errorText {
 		return nil
@@ -210,8 +208,8 @@ func (s *socket) buffers() (receive, send int) {
 }
 
 // send sends b, one or more whole requests, as one datagram. The kernel handles
-// the requests before it returns, however long that takes. What an abandoned
-// exchange left over is discarded first, which may take as long as drainTimeout.
+// the requests before it returns, however long that takes. Replies left over from an
+// abandoned exchange are discarded first, which may take as long as drainTimeout.
 func (s *socket) send(b []byte, drainTimeout time.Duration) error {
 	if s.lateReplies {
 		if err := s.drain(time.Now().Add(drainTimeout)); err != nil && (isDump(b) || err != errEarlierList) {
@@ -286,8 +284,8 @@ func (s *socket) read(fd int) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Other processes can send to this socket too. Only the kernel's address is 0.
-		// A message of theirs counts as an empty datagram: the caller knows when to stop.
+		// Other processes can send to this socket too; only the kernel's address is 0.
+		// Their messages count as empty datagrams: the caller limits how long it reads.
 		if from != 0 {
 			return s.in[:0], nil
 		}
@@ -331,13 +329,13 @@ func (s *socket) wait(fd int, events int16, deadline time.Time) error {
 	}
 }
 
-// errEarlierList reports that the rest of an abandoned list could not be read in
-// time, during which the kernel takes no request for another one.
+// errEarlierList reports that the rest of an abandoned list could not be read in time.
+// Until it is read, the kernel accepts no request for another list.
 var errEarlierList = fmt.Errorf("ipvs: an earlier list that was abandoned has not ended yet: %w", os.ErrDeadlineExceeded)
 
-// drain discards replies left over from an abandoned exchange: late ones, and
-// the rest of a list. What it cannot discard before the deadline is left to the
-// sequence numbers, except that no other list can be requested.
+// drain discards replies left over from an abandoned exchange: late ones, and the rest
+// of a list. Those that it cannot discard before the deadline are recognized later by
+// their sequence numbers, but until then no other list can be requested.
 func (s *socket) drain(deadline time.Time) error {
 	for time.Now().Before(deadline) {
 		switch _, err := s.receive(); {
@@ -348,7 +346,7 @@ func (s *socket) drain(deadline time.Time) error {
 		case errors.Is(err, ErrClosed):
 			return err
 		default:
-			return nil // the request to come will tell
+			return nil // if it persists, sending the request reports it
 		}
 	}
 	return errEarlierList

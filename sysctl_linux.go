@@ -1,7 +1,7 @@
 package ipvs
 
-// This file has the settings below net.ipv4.vs and the counters of a whole
-// network namespace, which the kernel has in /proc only.
+// This file has the settings below net.ipv4.vs and the counters of a whole network
+// namespace, which are only in /proc.
 
 import (
 	"bufio"
@@ -51,8 +51,8 @@ func (i *Handle) GetSysctl(name string) (value int, err error) {
 //
 // The error matches fs.ErrNotExist if the kernel has no such setting, syscall.EROFS if
 // /proc/sys is mounted read-only, as in most containers, fs.ErrPermission if the
-// process may not write it, and syscall.EINVAL if the kernel refuses the value. It
-// refuses few: most settings accept any 32-bit number.
+// process may not write it, and syscall.EINVAL if the kernel rejects the value. Most
+// settings accept any 32-bit number.
 func (i *Handle) SetSysctl(name string, value int) error {
 	if value < math.MinInt32 || value > math.MaxInt32 {
 		return fmt.Errorf("ipvs: setting net.ipv4.vs.%q: %d has more than 32 bits: %w", name, value, unix.EINVAL)
