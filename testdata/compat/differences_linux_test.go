@@ -18,17 +18,16 @@ import (
 	checkout "ipvs.test/checkout"
 )
 
-// difference is a way in which the checkout is meant not to do as the original
-// does.
+// difference is an intended difference between the checkout and the original.
 type difference struct {
 	row // of docs/switching.md, with the reason
 
-	// applies reports whether it explains the outcome with the original, and that
-	// with the checkout.
+	// applies reports whether it explains the outcomes with the original and with the
+	// checkout.
 	applies func(op operation, o, c outcome) bool
 
-	// state reports whether it explains what is there after the operation, made
-	// with the original and with the checkout.
+	// state reports whether it explains the tables after the operation with the
+	// original and with the checkout.
 	state func(op operation, a, b snapshot) bool
 
 	// correct, if not nil, changes the operation into the one that the original
@@ -38,7 +37,7 @@ type difference struct {
 	seen int
 }
 
-// row says what a program gives, and what the two make of it.
+// row has an input, and its result with each of the two.
 type row struct{ given, original, checkout string }
 
 func (r row) String() string { return "| " + r.given + " | " + r.original + " | " + r.checkout + " |" }
@@ -68,7 +67,7 @@ func knownDifferences() []*difference {
 			return slices.ContainsFunc(op.addresses(), address.contradicts) && c.ownError("is not of its address family", 0)
 		},
 	}, {
-		row: row{"an `AddressFamily` other than AF_INET and AF_INET6", "is sent, but for a destination", "an error that matches EAFNOSUPPORT"},
+		row: row{"an `AddressFamily` other than AF_INET and AF_INET6", "is sent, except for a destination", "an error that matches EAFNOSUPPORT"},
 		applies: func(op operation, o, c outcome) bool {
 			return slices.ContainsFunc(op.families(), func(family uint16) bool {
 				return family != 0 && family != syscall.AF_INET && family != syscall.AF_INET6
