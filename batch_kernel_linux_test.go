@@ -41,7 +41,7 @@ func TestKernelBatch(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("ipvsadm shows %d lines, want %d", len(got), len(want))
 	}
-	// The list is long enough for large buffers now; both ways give the same.
+	// The list is now long enough for large buffers; both ways give the same result.
 	for range 2 {
 		var table []TableEntry
 		eventually(func() bool { // kernels from 7 on list a growing table incompletely
@@ -70,7 +70,8 @@ func TestKernelBatch(t *testing.T) {
 	}
 }
 
-// A small receive queue makes small sends, so that even if all fail the replies fit.
+// With a small receive queue sends are small, so that the replies fit even if all
+// changes fail.
 func TestKernelDoAllFail(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	for _, queue := range []int{0, 20000, 1} {
@@ -97,7 +98,7 @@ func TestKernelDoAllFail(t *testing.T) {
 	}
 }
 
-// A small send buffer makes small sends.
+// With a small send buffer sends are small.
 func TestKernelDoSmallSendBuffer(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	must(t, unix.SetsockoptInt(i.socket.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1))
@@ -110,7 +111,7 @@ func TestKernelDoSmallSendBuffer(t *testing.T) {
 	if !eventually(func() bool { got = len(mustGet(i.GetServices())(t)); return got == 300 }) {
 		t.Errorf("%d services", got)
 	}
-	// The kernel takes no more than the buffer less 32 bytes, to the byte.
+	// The kernel accepts at most the size of the buffer less 32 bytes.
 	var updates Batch
 	for n := range 60 {
 		updates.UpdateService(ipv4Service(n))

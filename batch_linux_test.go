@@ -44,8 +44,8 @@ func TestBatchCopiesAndPrints(t *testing.T) {
 	}
 }
 
-// refuseSome is a kernel that refuses the requests that bad names, and
-// acknowledges only where it is asked to.
+// refuseSome is a kernel that rejects the requests for which bad returns an error, and
+// acknowledges the others on request.
 func refuseSome(bad func(request []byte) syscall.Errno) func([]byte) []fakeReply {
 	return func(r []byte) []fakeReply {
 		if errno := bad(r); errno != 0 {
@@ -100,7 +100,7 @@ func TestDoReportsEachFailure(t *testing.T) {
 	}
 }
 
-// What cannot be sent is reported with the rest, which is sent.
+// Changes that cannot be sent are reported with the others, which are sent.
 func TestDoWithBadInput(t *testing.T) {
 	i, k := newFake(t, refuseSome(func([]byte) syscall.Errno { return 0 }))
 	var b Batch
@@ -126,8 +126,8 @@ func TestDoWithBadInput(t *testing.T) {
 	}
 }
 
-// The reply that confirms is lost: nothing of what was sent with it counts as
-// done, and what comes after is not sent.
+// The confirming reply is lost: none of the changes sent with it counts as made, and
+// later ones are not sent.
 func TestDoLostConfirmation(t *testing.T) {
 	for name, lost := range map[string]fakeReply{
 		"no reply": {}, "queue overflow": {err: unix.ENOBUFS},
@@ -212,7 +212,8 @@ func TestDoStaleFamily(t *testing.T) {
 	}
 }
 
-// What is wrong with bad input can be printed, and is what was given then.
+// Errors about bad input can be printed, and describe the input at the time of the
+// call.
 func TestBatchPrintsBadInput(t *testing.T) {
 	bad := &Service{AddressFamily: unix.AF_INET6, Address: net.IP{10, 0, 0, 1}, Protocol: 6, Port: 80}
 	if got, want := bad.Rule(), "-t 10.0.0.1:80 -s "; got != want {
@@ -243,8 +244,9 @@ func TestBatchPrintsBadInput(t *testing.T) {
 	}
 }
 
-// The family id is an old one, and then the kernel is silent: what may have been
-// done is unknown, the rest is not sent, and it does not take a time-out each.
+// The family id is outdated, and then the kernel is silent: changes that may have been
+// made have an unknown outcome, the rest is not sent, and there is a single timeout for
+// all.
 func TestDoStaleFamilyThenSilence(t *testing.T) {
 	const newFamily = fakeFamily + 1
 	i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -273,7 +275,7 @@ func TestDoStaleFamilyThenSilence(t *testing.T) {
 	}
 }
 
-// A batch can be read as data, in its order, with what cannot be sent.
+// A batch can be read as data, in its order, including changes that cannot be sent.
 func TestBatchAll(t *testing.T) {
 	var b Batch
 	s, d := ipv4Service(1), ipv4Destination(2)
@@ -332,7 +334,7 @@ func TestBatchAll(t *testing.T) {
 	}
 }
 
-// A batch that cannot be sent says so of every change, and stops.
+// If a batch cannot be sent, every change has the error.
 func TestDoCannotSend(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	k.sendErr = []error{unix.ENOBUFS}
@@ -381,7 +383,8 @@ func TestOperationNames(t *testing.T) {
 	}
 }
 
-// A sequence number is never used again: a late reply would be taken for another.
+// A sequence number is never used again: a late reply would be taken for that to
+// another request.
 func TestSequenceNumbersAreUsedOnce(t *testing.T) {
 	i, k := newFake(t, refuseSome(func([]byte) syscall.Errno { return 0 }))
 	var b Batch
@@ -403,7 +406,7 @@ func TestSequenceNumbersAreUsedOnce(t *testing.T) {
 	}
 }
 
-// Requests without NLM_F_REQUEST do nothing. What is sent again has it, too.
+// The kernel ignores requests without NLM_F_REQUEST. Repeated ones have it, too.
 func TestEveryRequestIsOne(t *testing.T) {
 	const newFamily = fakeFamily + 1
 	i, k := newFake(t, func(r []byte) []fakeReply {
@@ -427,7 +430,7 @@ func TestEveryRequestIsOne(t *testing.T) {
 	}
 }
 
-// So many messages as are allowed travel at once, and at least one.
+// As many messages as are allowed are sent at once, and at least one.
 func TestNextChunk(t *testing.T) {
 	var messages []byte
 	for range 3 {
@@ -452,13 +455,13 @@ func TestNextChunk(t *testing.T) {
 	}
 }
 
-// The number of a change that cannot be sent counts from the batch's start.
+// The number of a change that cannot be sent counts from the start of the batch.
 func TestAppendedNumbers(t *testing.T) {
 	bad := &Destination{Address: net.IPv4(10, 1, 0, 9), Weight: -1}
 	want := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, {ipv4Service(2), nil}}
 	have := []TableEntry{{ipv4Service(1), []*Destination{{Address: net.IPv4(10, 1, 0, 9), Weight: 1}}}}
 	want[0].Destinations = append(want[0].Destinations, bad)
-	// To come: two destinations and a service; then what is to change, which cannot.
+	// New: two destinations and a service; then changes that cannot be sent.
 	plan, err := Diff(have, want)
 	must(t, err)
 	var numbers []int
@@ -472,7 +475,7 @@ func TestAppendedNumbers(t *testing.T) {
 	}
 }
 
-// A socket without the options that a batch needs makes it fail, and nothing is sent.
+// A batch fails if its socket options cannot be set, and nothing is sent.
 func TestDoWithoutSocketOptions(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	i.socket.errorText = false // the fake's socket, which is not netlink's, has none
@@ -500,7 +503,7 @@ func TestDoClosed(t *testing.T) {
 	}
 }
 
-// So it does on a handle that is closed while it waits for another call.
+// The same happens on a handle that is closed while the batch waits for another call.
 func TestDoClosedMeanwhile(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	var b Batch

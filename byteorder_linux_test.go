@@ -22,17 +22,16 @@ func TestIsBigEndian(t *testing.T) {
 	}
 }
 
-// Byte orders. The recordings come from little-endian machines. On others they
-// are turned around first, by a reading of the messages that has nothing to do
-// with the library's.
+// Byte orders. The recordings come from little-endian machines. On big-endian ones
+// their bytes are swapped first, by a decoder that is independent of the library.
 
-// swapper turns the numbers in b, which are in the byte order from, around.
+// swapper swaps the bytes of the numbers in b, which are in the byte order from.
 type swapper func(b []byte, from binary.ByteOrder) error
 
 // asIs is for strings, addresses, ports and single bytes.
 func asIs([]byte, binary.ByteOrder) error { return nil }
 
-// number is for one or more numbers of so many bytes.
+// number is for one or more numbers of the given size.
 func number(size int) swapper {
 	return func(b []byte, _ binary.ByteOrder) error {
 		if len(b)%size != 0 {
@@ -129,7 +128,7 @@ var (
 	groupsLayout      = attributesOf(map[uint16]swapper{1: asIs, 2: number32})     // name, id
 	extendedAckLayout = attributesOf(map[uint16]swapper{
 		1: asIs,     // text
-		2: number32, // offset of what is wrong
+		2: number32, // offset of the error
 	})
 )
 
@@ -147,7 +146,7 @@ func swapService(b []byte, from binary.ByteOrder) error {
 	return attributesOf(layout)(b, from)
 }
 
-// swapMessages turns the messages of a datagram around.
+// swapMessages swaps the numbers in the messages of a datagram.
 func swapMessages(b []byte, from binary.ByteOrder) error {
 	for len(b) > 0 {
 		size := from.Uint32(b)
@@ -182,14 +181,14 @@ func swapMessage(b []byte, from binary.ByteOrder) error {
 	}
 }
 
-// swapHeader turns a struct nlmsghdr around.
+// swapHeader swaps the numbers in a struct nlmsghdr.
 func swapHeader(b []byte) {
 	for _, field := range [][]byte{b[:4], b[4:6], b[6:8], b[8:12], b[12:16]} {
 		slices.Reverse(field)
 	}
 }
 
-// Messages of kernels that are too old to be recorded, made by hand after
+// Messages of kernels that are too old to be recorded, written by hand from
 // linux/ip_vs.h, in both byte orders. They are parts of dumps.
 
 // oldDestination is a destination as before 3.18: no address family, no 64-bit
@@ -288,7 +287,7 @@ func TestGoldenByHandServices(t *testing.T) {
 	step.check(t, got, err)
 }
 
-// The two byte orders of the messages made by hand check swapMessages, too.
+// The handwritten messages in two byte orders check swapMessages, too.
 func TestGoldenByteOrders(t *testing.T) {
 	for _, text := range []map[bool]string{oldDestination, oldServices} {
 		little, big := fromHex(t, text[false]), fromHex(t, text[true])

@@ -22,13 +22,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connections of all kinds are those that the traffic made, and what ipvsadm lists.
+// Connections of all kinds are those of the traffic, and those that ipvsadm lists.
 func TestKernelConnections(t *testing.T) {
 	n := newNetwork(t)
 	if got := listConnections(t, n.ipvs); len(got) != 0 {
 		t.Fatalf("a new namespace has connections: %v", got)
 	}
-	exec.Command("modprobe", "ip_vs_pe_sip").Run() // else the kernel does
+	exec.Command("modprobe", "ip_vs_pe_sip").Run() // otherwise the kernel loads it
 	backupNS := newNamespace(t)
 	quickIPv6(t, backupNS)
 	iproute(t, n.director, linkTo("sync", backupNS, "sync"), "addr add 10.9.0.1/24 dev sync", "link set sync up")
@@ -164,7 +164,7 @@ func TestKernelConnections(t *testing.T) {
 	}
 	wantAsIpvsadm(t, n.ipvs, n.director, refresh)
 
-	// The backup has the connections, and what persistence knows.
+	// The backup has the connections and the persistence templates.
 	synced := []string{
 		asIpvsadm(Connection{unix.IPPROTO_TCP, open[0].LocalAddr().(*net.TCPAddr).AddrPort(), addrPort(virtual4, 80), addrPort(real4, 80), "ESTABLISHED", 0, "", ""}),
 		asIpvsadm(Connection{unix.IPPROTO_UDP, addrPort(client6, 0), addrPort(virtual6, 5060), addrPort(real6, 5060), "NONE", 0, "sip", callID + client6}),
@@ -192,7 +192,7 @@ func listConnections(t *testing.T, i *Handle) (all []Connection) {
 	return all
 }
 
-// asIpvsadm writes a connection, but for its time, with the fields of a line of
+// asIpvsadm writes a connection, except for its time, with the fields of a line of
 // ipvsadm -Lnc.
 func asIpvsadm(c Connection) string {
 	protocols := map[uint16]string{unix.IPPROTO_IP: "IP", unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}
@@ -215,8 +215,8 @@ func ipvsadmConnections(t *testing.T, ns netns.NsHandle) (lines map[string]time.
 	return lines
 }
 
-// wantAsIpvsadm compares the connections with what ipvsadm lists in every field.
-// Their times run down meanwhile: ipvsadm's is between two of the library's.
+// wantAsIpvsadm compares every field of the connections with the output of ipvsadm.
+// Their times decrease meanwhile: ipvsadm's is between two of the library's.
 func wantAsIpvsadm(t *testing.T, i *Handle, ns netns.NsHandle, refresh func()) {
 	t.Helper()
 	times := func() map[string]time.Duration {
@@ -273,7 +273,7 @@ func familyOfText(address string) int {
 	return unix.AF_INET
 }
 
-// flood makes n connections of UDP clients that are not there.
+// flood makes n connections of UDP clients that do not exist.
 func flood(t *testing.T, ns netns.NsHandle, n int) {
 	t.Helper()
 	var err error
@@ -395,8 +395,8 @@ func TestKernelConnectionsEarly(t *testing.T) {
 }
 
 // A table that changes meanwhile, and calls of the handle inside the loop, do not
-// disturb the reading: what was there throughout comes, but for what the kernel
-// skips, and every entry is whole.
+// disturb the reading: every entry that existed throughout is yielded, except for those
+// that the kernel skips, and no entry is damaged.
 func TestKernelConnectionsChanging(t *testing.T) {
 	const n = 1000
 	i, ns := manyConnections(t, n)

@@ -37,7 +37,7 @@ func TestParseConnections(t *testing.T) {
 			Connection{unix.IPPROTO_UDP, at("192.0.2.2:0"), at("203.0.113.1:5060"), at("[2001:db8:c::2]:5060"), "NONE", 980 * time.Second, "sip", " a b  \xff "}},
 		{"UDP" + v4 + "UDP 1 sip", Connection{unix.IPPROTO_UDP, client, virtual, real, "UDP", time.Second, "sip", ""}},
 	} {
-		// In pieces of a byte: lines do not end where reads do.
+		// Reads of one byte: lines do not end where reads do.
 		got, err := allConnections(iotest.OneByteReader(strings.NewReader(connectionHead + test.line + "\n")))
 		if err != nil || len(got) != 1 || got[0] != test.want {
 			t.Errorf("%s\ngot  %+v, %v\nwant %+v", test.line, got, err, test.want)
@@ -60,7 +60,7 @@ func allConnections(r io.Reader) (all []Connection, err error) {
 	return all, nil
 }
 
-// What is no line of a connection ends the iteration with an error that says which.
+// A malformed line ends the iteration with an error that names it.
 func TestParseConnectionsMalformed(t *testing.T) {
 	const good = "TCP C0000202 C3A4 CB007101 0050 C6336402 1F90 ESTABLISHED     899\n"
 	for _, bad := range []string{
@@ -95,8 +95,8 @@ func TestParseConnectionsMalformed(t *testing.T) {
 	}
 }
 
-// A last line that is cut says so, and of several things that are wrong with a
-// line the error names the first.
+// A truncated last line is an error, and an error names the first of several mistakes
+// in a line.
 func TestParseConnectionsErrors(t *testing.T) {
 	const line = "TCP C0000202 C3A4 CB007101 0050 C6336402 1F90 ESTABLISHED     899"
 	if _, err := allConnections(strings.NewReader(connectionHead + line)); !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -109,7 +109,7 @@ func TestParseConnectionsErrors(t *testing.T) {
 	}
 }
 
-// endlessConnections is a table of n connections, made as it is read.
+// endlessConnections is a table of n connections that is generated while it is read.
 type endlessConnections struct {
 	n, at int
 	rest  []byte
@@ -165,7 +165,8 @@ func TestParseConnectionsEarly(t *testing.T) {
 	}
 }
 
-// An error of opening comes once, with no connection; a closed handle's is ErrClosed.
+// An error of opening the file is yielded once, without a connection; for a closed
+// handle it is ErrClosed.
 func TestConnectionsErrors(t *testing.T) {
 	closed, _ := newFake(t, nil)
 	closed.Close()

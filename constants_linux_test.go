@@ -135,8 +135,7 @@ var protocol = []struct {
 
 const headerPath = "/usr/include/linux/ip_vs.h"
 
-// The package knows every command and attribute of the header, under the header's
-// number.
+// The package has every command and attribute of the header, with the header's number.
 func TestHeaderIsCovered(t *testing.T) {
 	text, err := os.ReadFile(headerPath)
 	if os.IsNotExist(err) {
@@ -149,7 +148,7 @@ func TestHeaderIsCovered(t *testing.T) {
 	}
 	found := 0
 	for name, number := range enumerators(string(text)) {
-		// Zero, padding and the ends of the lists carry nothing.
+		// Zero, padding and the ends of the lists have no meaning of their own.
 		if !strings.HasPrefix(name, "IPVS_") || strings.HasSuffix(name, "_UNSPEC") || strings.HasSuffix(name, "_PAD") {
 			continue
 		}

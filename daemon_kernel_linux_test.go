@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Daemons are what they were asked to be, and what was left out is the kernel's
-// choice: the library's and ipvsadm's view of it are pinned.
+// Daemons have the settings that were requested, and the kernel's defaults for omitted
+// ones, both as the library and as ipvsadm read them.
 func TestKernelDaemon(t *testing.T) {
 	i, ns := newDaemonHandle(t)
 	group4, group6 := net.IPv4(239, 1, 2, 3).To4(), net.ParseIP("ff15::1:2")
@@ -106,7 +106,7 @@ func newDaemonHandle(t *testing.T) (*Handle, netns.NsHandle) {
 	return i, ns
 }
 
-// stopDaemons stops at the end of the test what it may have left running.
+// stopDaemons stops daemons that the test may have left running at its end.
 func stopDaemons(t *testing.T, i *Handle) {
 	t.Cleanup(func() {
 		for _, state := range []DaemonState{DaemonMaster, DaemonBackup} {
@@ -118,7 +118,7 @@ func stopDaemons(t *testing.T, i *Handle) {
 }
 
 // startDaemon starts a daemon and waits until its thread runs: the kernel does not
-// answer the request to stop one that it has not come to run yet.
+// answer the request to stop one whose thread has not run yet.
 func startDaemon(t *testing.T, i *Handle, d Daemon) {
 	t.Helper()
 	must(t, i.NewDaemon(&d))
@@ -141,7 +141,7 @@ func startDaemon(t *testing.T, i *Handle, d Daemon) {
 	}
 }
 
-// wantDaemons compares the daemons that run with the library's and ipvsadm's view.
+// wantDaemons checks the running daemons as the library and as ipvsadm read them.
 func wantDaemons(t *testing.T, i *Handle, ns netns.NsHandle, want ...Daemon) {
 	t.Helper()
 	var got []Daemon
@@ -217,8 +217,8 @@ func TestKernelDaemonSync(t *testing.T) {
 	}
 }
 
-// A daemon and destinations of another address family than their service
-// exclude each other; the kernel's refusal comes as it is.
+// A daemon and destinations of another address family than their service exclude each
+// other; the kernel's error is returned unchanged.
 func TestKernelMixedFamilyWithDaemon(t *testing.T) {
 	i, ns := newDaemonHandle(t)
 	must(t, i.NewService(&someService))
@@ -239,8 +239,8 @@ func TestKernelMixedFamilyWithDaemon(t *testing.T) {
 	}
 }
 
-// A daemon that is stopped before its thread has run: the kernel sends no reply,
-// and the daemon is stopped all the same.
+// A daemon that is stopped before its thread has run: the kernel sends no reply, but
+// the daemon is stopped.
 func TestKernelDaemonStoppedAtOnce(t *testing.T) {
 	i, _ := newDaemonHandle(t)
 	for n := range 50 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is zero of a daemon is not sent; everything else is.
+// Fields of a daemon that are zero are not sent; all others are.
 func TestFillDaemonBytes(t *testing.T) {
 	state, ifn, id := attr(daemonAttrState, ne32(1)), attr(daemonAttrInterface, []byte("eth0\x00")), attr(daemonAttrSyncID, ne32(255))
 	for _, c := range []struct {
@@ -66,7 +66,7 @@ func TestDaemonFields(t *testing.T) {
 		}
 		return one(append(answer, doneReply(r, 0)...))
 	})
-	parts = [][]byte{master, backup, backup} // one that began between two parts comes twice
+	parts = [][]byte{master, backup, backup} // one that was started between two parts is listed twice
 	if got, err := i.GetDaemons(); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, got %+v", err, got)
 	}
@@ -76,8 +76,8 @@ func TestDaemonFields(t *testing.T) {
 	}
 }
 
-// The kernel answers a request that ends with EINTR not at all. It stops a
-// daemon so whose thread has not run yet.
+// The kernel does not answer a request that ends with EINTR, such as one that stops a
+// daemon whose thread has not run yet.
 func TestDelDaemonWithoutReply(t *testing.T) {
 	var refuse syscall.Errno
 	silent := true

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each field that is read in one go has its own value, and no other's.
+// Each field that the fast decoder reads has its own value, and no other's.
 func TestDecodeFixedValues(t *testing.T) {
 	service, destination := laidOut()
 	var s Service
@@ -40,7 +40,7 @@ func TestDecodeFixedValues(t *testing.T) {
 	}
 }
 
-// value32 and value64 are what counted puts into counter n of the type.
+// value32 and value64 are the values that counted gives counter n of the type.
 func value32(typ uint16, n int) uint32 {
 	return native.Uint32([]byte{byte(16*int(typ) + 10*n), byte(16*int(typ) + 10*n + 1), byte(16*int(typ) + 10*n + 2), byte(16*int(typ) + 10*n + 3)})
 }
@@ -72,7 +72,7 @@ func fixedStats64(typ uint16) Stats64 {
 // counted appends counters as kernels send them, all different.
 func counted(b []byte, typ uint16, sizes [10]int) []byte {
 	b, start := openNest(b, typ)
-	native.PutUint32(b[start:], attrHdr(typ, 0)) // IPVS does not mark what is nested
+	native.PutUint32(b[start:], attrHdr(typ, 0)) // IPVS does not mark nested attributes
 	for n, size := range sizes {
 		value := make([]byte, size)
 		for k := range value {
@@ -84,8 +84,8 @@ func counted(b []byte, typ uint16, sizes [10]int) []byte {
 	return b
 }
 
-// laidOut returns a service and a destination as kernels send them, with other
-// values in every field.
+// laidOut returns a service and a destination as kernels send them, with a different
+// value in every field.
 func laidOut() (service, destination []byte) {
 	sizes32, sizes64 := [10]int{4, 4, 4, 8, 8, 4, 4, 4, 4, 4}, [10]int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8}
 	address := []byte{10, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -117,8 +117,8 @@ func laidOut() (service, destination []byte) {
 	return s, d
 }
 
-// What is laid out as expected is read in one go, and as the reference decoder
-// reads it. A message with any other header is not taken for it.
+// A message with the fixed layout is read by the fast decoder, with the result of the
+// reference decoder. A message with any other header is not.
 func TestLaidOut(t *testing.T) {
 	service, destination := laidOut()
 	readService := func(attrs []byte) bool {
@@ -161,7 +161,7 @@ func TestLaidOut(t *testing.T) {
 	}
 }
 
-// headers returns where the attributes begin, those of the counters too.
+// headers returns the offsets of the attributes, including the counters.
 func headers(attrs []byte, offset int) (at []int) {
 	a := attributes{level: attrs}
 	for a.next() {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// what a caller reads and writes back is complete.
+// All that a caller reads and writes back is complete.
 func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	want := Service{Address: net.IP{10, 0, 0, 1}, Protocol: 17, Port: 5060, SchedName: "rr", PEName: "sip",
 		Flags: 1, Timeout: 60, Netmask: 0xFFFFFFFF, AddressFamily: 2}
@@ -34,7 +34,7 @@ func TestRowEngineAndTunnelAreRead(t *testing.T) {
 	}
 }
 
-// weights are 32 bits wide.
+// Weights are 32 bits wide.
 func TestRowWeight32Bits(t *testing.T) {
 	b := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(11, ne16(2)), attr(4, ne32(65537)))
 	var d Destination
@@ -81,7 +81,7 @@ func TestRowCounters64(t *testing.T) {
 	}
 }
 
-// a malformed or truncated reply panics in the original.
+// A malformed or truncated reply, on which the original panics, is an error.
 func TestRowMalformedReplies(t *testing.T) {
 	good := attr(2, attr(1, []byte{10, 0, 0, 2}, make([]byte, 12)), attr(2, be16(80)), attr(11, ne16(2)), attr(4, ne32(1)), attr(10, attr(1, ne32(1))))
 	for n := range len(good) {
@@ -119,7 +119,7 @@ func TestGetIPFamily(t *testing.T) {
 		{[]byte{10, 0, 0, 1}, unix.AF_INET, false},
 		{net.ParseIP("2001:db8::1"), unix.AF_INET6, false},
 		{net.ParseIP("::1"), unix.AF_INET6, false},
-		{net.ParseIP("fe80::"), unix.AF_INET, false}, // not to be told from 254.128.0.0
+		{net.ParseIP("fe80::"), unix.AF_INET, false}, // not distinguishable from 254.128.0.0
 		{make([]byte, 16), 0, true},
 		{nil, 0, true},
 	}

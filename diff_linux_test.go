@@ -87,7 +87,7 @@ func tableFrom(data []byte) []TableEntry {
 	return table
 }
 
-// model is a table as the kernel would have it: what is set, under what identifies it.
+// model is a table as the kernel would have it: settings by key.
 type model map[serviceKey]*modelService
 
 type modelService struct {
@@ -107,7 +107,7 @@ func modelOf(t *testing.T, table []TableEntry) model {
 	return m
 }
 
-// apply makes one change, and refuses it as the kernel would.
+// apply makes one change, or rejects it as the kernel would.
 func (m model) apply(cmd uint8, s *Service, d *Destination) error {
 	key, err := sentServiceKey(s)
 	if err != nil {
@@ -149,7 +149,7 @@ func (m model) equal(o model) bool {
 	})
 }
 
-// fewest returns how many changes lead from m to o at the least.
+// fewest returns the smallest number of changes that lead from m to o.
 func (m model) fewest(o model) (n int) {
 	for key, want := range o {
 		have := m[key]
@@ -190,7 +190,8 @@ func checkDiff(t *testing.T, have, want []TableEntry) {
 	if fewest := is.fewest(goal); b.Len() != fewest {
 		t.Fatalf("%d changes, %d are enough:\n%s", b.Len(), fewest, b)
 	}
-	// What is new comes first, then what changes, destinations that go, services that go.
+	// New entries come first, then changed ones, deleted destinations, and deleted
+	// services.
 	phase := map[uint8]int{cmdNewService: 1, cmdNewDest: 1, cmdSetService: 2, cmdSetDest: 2, cmdDelDest: 3, cmdDelService: 4}
 	last := 0
 	for n, msg := range b.messages {
@@ -235,8 +236,8 @@ func FuzzDiff(f *testing.F) {
 	f.Fuzz(func(t *testing.T, have, want []byte) { checkDiff(t, tableFrom(have), tableFrom(want)) })
 }
 
-// A bad entry is a change that cannot be sent and harms only itself: what is there in
-// its place stays, and everything else is done.
+// An invalid entry is a change that cannot be sent and affects nothing else: the
+// existing entry in its place stays, and all other changes are made.
 func TestDiffBadInput(t *testing.T) {
 	service := func(change func(*Service)) *Service {
 		s := ipv4Service(1)
@@ -289,7 +290,7 @@ func TestDiffBadInput(t *testing.T) {
 		{"engine name too long", []TableEntry{{service(func(s *Service) { s.PEName = long }), dests()}},
 			bad(0, "NewService "+is+`: ipvs: persistence engine "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`),
 			bad(0, "UpdateService "+is+`: ipvs: persistence engine "xxxxxxxxxxxxxxxx" has 16 bytes, at most 15 are possible`)},
-		// These are meant to be the services and destinations that are there.
+		// These are meant to be the existing services and destinations.
 		{"family that contradicts the address", []TableEntry{{service(func(s *Service) { s.AddressFamily, s.Address = unix.AF_INET6, s.Address.To4() }), dests()}},
 			bad(0, "NewService "+is+": ipvs: the service's address 10.0.0.1 is not of its address family 10"),
 			bad(0, "NewService "+is+": ipvs: the service's address 10.0.0.1 is not of its address family 10")},
@@ -322,8 +323,8 @@ func TestDiffBadInput(t *testing.T) {
 	}
 }
 
-// What is wrong with a destination is reported also where its service is bad, and
-// where it is wrong for a new one only.
+// An invalid destination is reported even if its service is invalid, or if it is
+// invalid only as a new one.
 func TestDiffBadDestinationOfBadService(t *testing.T) {
 	v6 := &Destination{AddressFamily: unix.AF_INET6, Address: net.ParseIP("10.1.0.1"), Weight: 1}
 	b, err := Diff(nil, []TableEntry{{&Service{Protocol: unix.IPPROTO_TCP, Port: 80}, []*Destination{v6, ipv4Destination(2)}}})
@@ -336,7 +337,7 @@ func TestDiffBadDestinationOfBadService(t *testing.T) {
 	}
 }
 
-// A table with an entry that no kernel has is none that Diff could go by.
+// Diff rejects an existing table with an entry that no kernel can have.
 func TestDiffBadExistingTable(t *testing.T) {
 	bad := []TableEntry{{ipv4Service(1), []*Destination{{Port: 80}}}}
 	want := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1)}}}
@@ -367,7 +368,7 @@ func TestDiffUnusedTunnel(t *testing.T) {
 	}
 }
 
-// What the kernel lists is compared in order first: the changes are the same ones.
+// The shortcut for destinations in the same order does not affect the changes.
 func TestDiffListed(t *testing.T) {
 	r := rand.New(rand.NewPCG(21, 22))
 	data := make([]byte, 200)

@@ -22,7 +22,7 @@ import (
 // Draining with real connections: through a director with two services, each with
 // the same two real servers, called A and B.
 
-// A destination that is no longer wanted gets no new connections, and goes when
+// A destination that is no longer wanted gets no new connections, and is deleted when
 // the download from it has ended.
 func TestKernelDrainDownload(t *testing.T) {
 	x := newDownload(t, client4, virtual4, real4)
@@ -42,8 +42,8 @@ func TestKernelDrainDownload(t *testing.T) {
 
 const (
 	// drainFin is how long the director remembers a connection that the server has
-	// ended and the client has not: with the client's end it would be in TIME_WAIT,
-	// for two minutes that cannot be set.
+	// ended and the client has not: if the client ended it, too, it would be in
+	// TIME_WAIT for two minutes, which cannot be changed.
 	drainFin = time.Second
 	// drainLimit is longer than any test lasts.
 	drainLimit = 10 * time.Minute
@@ -81,7 +81,7 @@ func drainTable(virtual, real string) (table []TableEntry) {
 	return table
 }
 
-// withoutA takes A out of the first service.
+// withoutA removes A from the first service.
 func withoutA(table []TableEntry) []TableEntry {
 	table[0].Destinations = table[0].Destinations[1:]
 	return table
@@ -172,7 +172,8 @@ func (x *drainTest) dial(t *testing.T, port uint16) net.Conn {
 	return c
 }
 
-// goesOn checks that the download does: more arrives than can have been on the way.
+// goesOn checks that the download continues: more data arrives than can have been in
+// transit.
 func (x *drainTest) goesOn(t *testing.T) {
 	t.Helper()
 	before := x.received.Load()
@@ -236,7 +237,7 @@ func (x *drainTest) atA(t *testing.T) []string {
 	return slices.DeleteFunc(connections(t, x.director), func(line string) bool { return !strings.Contains(line, path) })
 }
 
-// endDownload lets the server end it, and checks that it is complete.
+// endDownload lets the server end the download, and checks that it is complete.
 func (x *drainTest) endDownload(t *testing.T) {
 	t.Helper()
 	close(x.finish)
@@ -251,8 +252,8 @@ func (x *drainTest) endDownload(t *testing.T) {
 	}
 }
 
-// drains checks that the download goes on as long as it likes, that it can end,
-// and that then the last of what drains goes, with the wanted changes.
+// drains checks that the download can continue and end, and that the draining
+// destination is then deleted, with the wanted changes.
 func (x *drainTest) drains(t *testing.T, want []TableEntry, last Changes) {
 	t.Helper()
 	for range 2 {
@@ -273,7 +274,7 @@ func (x *drainTest) drains(t *testing.T, want []TableEntry, last Changes) {
 	x.reconcile(t, want, Changes{})
 }
 
-// A service that is no longer wanted gets no new connections, and goes with the
+// A service that is no longer wanted gets no new connections, and is deleted with its
 // last destination that had any.
 func TestKernelDrainService(t *testing.T) {
 	x := newDownload(t, client6, virtual6, real6)
@@ -304,7 +305,8 @@ func TestKernelDrainService(t *testing.T) {
 	x.wantNew(t, 81, map[string]int{"A": 2, "B": 2})
 }
 
-// What is wanted again half way gets its weight and new connections back.
+// A destination that is wanted again while it drains gets its weight and new
+// connections back.
 func TestKernelDrainWantedAgain(t *testing.T) {
 	x := newDownload(t, client4, virtual4, real4)
 	for _, test := range []struct {
@@ -345,8 +347,8 @@ func init() {
 	})
 }
 
-// A process begins to drain, and is killed; the next one, which remembers
-// nothing, goes on.
+// A process begins to drain and is killed; the next one, which remembers nothing,
+// continues.
 func TestKernelDrainTakenOver(t *testing.T) {
 	x := newDownload(t, client4, virtual4, real4)
 	c := runIn(t, x.director, "drain")
@@ -367,7 +369,7 @@ func TestKernelDrainTakenOver(t *testing.T) {
 	x.drains(t, want, Changes{DestinationsDeleted: 1})
 }
 
-// A connection that does not end keeps its destination only for so long.
+// A connection that does not end keeps its destination only until the time limit.
 func TestKernelDrainTimeLimit(t *testing.T) {
 	x := newDrain(t, client4, virtual4, real4)
 	x.r.Drain = 3 * time.Second
@@ -378,7 +380,7 @@ func TestKernelDrainTimeLimit(t *testing.T) {
 	if got != (Changes{DestinationsUpdated: 1, Draining: 1, RequeueAfter: time.Second}) {
 		t.Errorf("begins to drain: %+v", got)
 	}
-	// A caller that calls again when it is told to.
+	// A caller that calls again after RequeueAfter.
 	for got.Draining > 0 {
 		if got.RequeueAfter <= 0 || got.RequeueAfter > time.Second {
 			t.Fatalf("call again in %v", got.RequeueAfter)
@@ -401,7 +403,8 @@ func TestKernelDrainTimeLimit(t *testing.T) {
 	if left := x.atA(t); len(left) != 1 || !strings.Contains(left[0], " ESTABLISHED ") {
 		t.Errorf("connections to A: %q, want the one that has not ended", left)
 	}
-	// The kernel drops its packets, but gives it back if the destination comes back.
+	// The kernel drops the connection's packets, but resumes it if the destination is
+	// added again.
 	if _, err := io.WriteString(x.toA, "name\n"); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What drains, and what goes at once.
+// Which destinations drain, and which are deleted at once.
 func TestDrainWhat(t *testing.T) {
 	const protocolSCTP = unix.IPPROTO_SCTP
 	service := func(change func(*Service)) *Service {
@@ -118,7 +118,8 @@ const (
 	drainD = "-d -t 10.0.0.1:80 -r 10.1.0.1:8080"
 )
 
-// The looks at a drain of ten minutes: some thirty, the last at its end, when it goes.
+// A drain of ten minutes is looked at about thirty times, the last time at its end,
+// when the destination is deleted.
 func TestDrainRequeueAfter(t *testing.T) {
 	for _, limit := range []time.Duration{10 * time.Minute, 90 * time.Second, 1500 * time.Millisecond, time.Millisecond} {
 		w := newDrainWorld(t, limit)
@@ -147,7 +148,7 @@ func TestDrainRequeueAfter(t *testing.T) {
 			t.Errorf("%d looks", looks)
 		}
 	}
-	// The next look is that of the drain that needs it first.
+	// The next look is due when the first of the drains needs one.
 	w := newDrainWorld(t, 10*time.Minute)
 	w.m.put(TableEntry{ipv4Service(1), []*Destination{busy(1), busy(2)}})
 	w.reconcile([]TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(2)}}}, drain0)
@@ -162,8 +163,8 @@ func TestDrainRequeueAfter(t *testing.T) {
 }
 
 // With sh and mh a destination of weight 0 keeps its share of the clients, unless the
-// service has the fallback flag: it has it from before the first drain begins until
-// after the last has ended.
+// service has the fallback flag. The service has the flag from before the first drain
+// begins until after the last one has ended.
 func TestDrainFallbackFlag(t *testing.T) {
 	for _, scheduler := range []string{SourceHashing, MaglevHashing} {
 		w := newDrainWorld(t, time.Minute)
@@ -181,7 +182,8 @@ func TestDrainFallbackFlag(t *testing.T) {
 		w.reconcile(want, strings.Replace(drainD, "10.1.0.1:", "10.1.0.2:", 1), bare)
 		w.reconcile(want)
 
-		// Who wants the flag keeps it, and an unwanted service needs none.
+		// A service that is wanted with the flag keeps it, and an unwanted one needs
+		// none.
 		s.Flags |= ServiceFlagSHFallback
 		w.reconcile([]TableEntry{{s, []*Destination{ipv4Destination(3)}}}, flagged)
 		w.reconcile([]TableEntry{{s, nil}}, strings.Replace(drain0, "10.1.0.1:", "10.1.0.3:", 1))
@@ -190,7 +192,8 @@ func TestDrainFallbackFlag(t *testing.T) {
 		w.m.put(TableEntry{serviceWith(1, scheduler), []*Destination{busy(1)}})
 		w.reconcile(nil, drain0)
 
-		// One that is wanted again loses it, unless another drains.
+		// If the destination is wanted again, the service loses the flag, unless
+		// another one drains.
 		w.m.put(TableEntry{serviceWith(1, scheduler), []*Destination{busy(1), busy(2)}})
 		one := []TableEntry{{serviceWith(1, scheduler), []*Destination{ipv4Destination(2)}}}
 		both := []TableEntry{{serviceWith(1, scheduler), []*Destination{ipv4Destination(1), ipv4Destination(2)}}}
@@ -247,7 +250,8 @@ func TestDrainWithoutWeightZero(t *testing.T) {
 	}
 }
 
-// DrainFor sees what the kernel has, and may change its mind.
+// DrainFor gets the kernel's service and destination, and may return another time at
+// each call.
 func TestDrainForSees(t *testing.T) {
 	w := newDrainWorld(t, 0)
 	s := serviceWith(1, "wrr")
@@ -278,7 +282,7 @@ func TestDrainForSees(t *testing.T) {
 	}
 }
 
-// The clock of a drain begins when weight 0 is confirmed, and anew when a weight came
+// The clock of a drain begins when weight 0 is confirmed, and anew if a weight came
 // back; a lost reply or a closed handle confirms nothing.
 func TestDrainClock(t *testing.T) {
 	want := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(2)}}}
@@ -371,7 +375,7 @@ func TestDrainClock(t *testing.T) {
 	}
 	ends("weight came back", w)
 
-	// What could not be deleted at its end has no time left.
+	// A destination that could not be deleted at the end of its time has no time left.
 	w = fresh()
 	w.reconcile(want, drain0)
 	w.clock = w.clock.Add(time.Minute)
@@ -381,7 +385,7 @@ func TestDrainClock(t *testing.T) {
 	}
 	w.m.before = nil
 	w.reconcile(want, drainD)
-	// Nor with its service.
+	// The same if it was to be deleted with its service.
 	w = fresh()
 	w.reconcile(nil, "-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 0", "-e -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 0")
 	w.clock = w.clock.Add(time.Minute)
@@ -396,8 +400,8 @@ func TestDrainClock(t *testing.T) {
 	}
 }
 
-// A new process finds destinations of weight 0: those without connections go at once,
-// the others have their whole time.
+// A new process finds destinations of weight 0: those without connections are deleted
+// at once, the others have their whole time.
 func TestDrainNewProcess(t *testing.T) {
 	quiet := func(d *Destination) *Destination { d.Weight = 0; return d }
 	w := newDrainWorld(t, time.Minute)
@@ -416,7 +420,8 @@ func TestDrainNewProcess(t *testing.T) {
 	w.reconcile(want, drainD)
 }
 
-// A bad entry keeps what is under its key, drains and their time too.
+// An invalid entry keeps the existing one with its key, including drains and their
+// time.
 func TestDrainUnderBadEntry(t *testing.T) {
 	w := newDrainWorld(t, time.Minute)
 	w.m.put(TableEntry{ipv4Service(1), []*Destination{busy(1), busy(2)}})
@@ -436,7 +441,7 @@ func TestDrainUnderBadEntry(t *testing.T) {
 	w.reconcile(good, drainD)
 }
 
-// Ten thousand destinations drain at once, each with its own end.
+// Ten thousand destinations drain at the same time, each with its own end.
 func TestDrainTenThousand(t *testing.T) {
 	const services, each = 100, 100
 	w := newDrainWorld(t, time.Minute)

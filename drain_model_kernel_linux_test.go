@@ -62,7 +62,7 @@ func TestKernelDrainModel(t *testing.T) {
 	}
 }
 
-// stableTable returns the table when two readings of it are the same: kernels from 7 on
+// stableTable returns the table when two readings of it are the same: Linux 7 and later
 // list a growing table incompletely for a while.
 func stableTable(t *testing.T, i *Handle) (table []TableEntry) {
 	t.Helper()
@@ -88,7 +88,7 @@ func stableTable(t *testing.T, i *Handle) (table []TableEntry) {
 	return table
 }
 
-// tryDial returns a connection to a server that has answered, nil if there is none.
+// tryDial returns a connection to a server that has answered, or nil if there is none.
 func tryDial(ns netns.NsHandle, to string) net.Conn {
 	c, err := dialIn(ns, "tcp", to, 2*time.Second)
 	if err != nil {
@@ -110,7 +110,7 @@ func dialIn(ns netns.NsHandle, protocol, to string, timeout time.Duration) (c ne
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if err = netns.Set(ns); err == nil {
 			c, err = net.DialTimeout(protocol, to, timeout)
 		}

@@ -18,7 +18,7 @@ import (
 //   - No destination is deleted by a drain while the kernel has it at a weight.
 //   - None that has connections is deleted before its time is up.
 //   - No drain lasts longer than its time after weight 0 was confirmed in this process.
-//   - In the end everything that is not wanted is gone.
+//   - In the end everything that is not wanted is deleted.
 type drainModel struct {
 	t    *testing.T
 	rand *rand.Rand
@@ -176,7 +176,7 @@ func (x *drainModel) otherWriter() {
 	cmd := cmds[x.rand.IntN(len(cmds))]
 	service, _ := sentServiceKey(s)
 	destination, _ := sentDestinationKey(d)
-	switch cmd { // it may come back without our seeing that it was gone
+	switch cmd { // it may be added again before the test sees that it was deleted
 	case cmdDelDest:
 		delete(x.latest, drainKey{service, destination})
 	case cmdDelService:
@@ -210,7 +210,8 @@ func keyOfDrain(t *testing.T, s *Service, d *Destination) drainKey {
 	return drainKey{mustGet(sentServiceKey(s))(t), mustGet(sentDestinationKey(d))(t)}
 }
 
-// wanted returns what is wanted of a service and a destination, nil if they are not.
+// wanted returns a service and a destination as they are wanted, or nil if they are
+// not.
 func (x *drainModel) wanted(s *Service, d *Destination) (*Service, *Destination) {
 	for _, e := range x.want {
 		if e.Service == nil || mustGet(sentServiceKey(e.Service))(x.t) != mustGet(sentServiceKey(s))(x.t) {
@@ -246,7 +247,7 @@ func (x *drainModel) limit(s *Service, d *Destination) time.Duration {
 	return limitOf(s, d)
 }
 
-// sent checks what is about to be sent.
+// sent checks a request that is about to be sent.
 func (x *drainModel) sent(b []byte) {
 	for len(b) > 0 {
 		var msg []byte
@@ -272,7 +273,7 @@ func (x *drainModel) sent(b []byte) {
 	}
 }
 
-// deleted checks that a destination, or all of a service, may go.
+// deleted checks that a destination, or all those of a service, may be deleted.
 func (x *drainModel) deleted(s *Service, only *Destination) {
 	for _, e := range x.table() {
 		if mustGet(sentServiceKey(e.Service))(x.t) != mustGet(sentServiceKey(s))(x.t) {
@@ -300,7 +301,8 @@ func (x *drainModel) deleted(s *Service, only *Destination) {
 	}
 }
 
-// reconcile calls it once, maybe with a fault, and checks what it leaves.
+// reconcile calls Reconcile once, perhaps with a fault, and checks the table
+// afterwards.
 func (x *drainModel) reconcile() {
 	x.fault, x.sends = "", 1+x.rand.IntN(14)
 	if n := x.rand.IntN(20); n < 2 {
@@ -399,7 +401,7 @@ func (x *drainModel) check(changes Changes) {
 	}
 }
 
-// finish waits for what drains, as a caller does who is told when to call again.
+// finish waits for the draining destinations, as a caller does, with RequeueAfter.
 func (x *drainModel) finish() {
 	must(x.t, x.handle.SetTimeout(5*time.Minute))
 	began := x.clock

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clients that go on asking while the table changes under them.
+// Clients that send requests while the table changes.
 
-// asker asks again and again, and remembers what was not answered.
+// asker sends requests repeatedly, and remembers those that were not answered.
 type asker struct {
 	name     string
 	answered atomic.Int64
@@ -31,7 +31,7 @@ type asker struct {
 	failures []string
 
 	// While the kernel changes the scheduler of a service it has none for some
-	// milliseconds, and refuses new clients. Those ask again.
+	// milliseconds, and refuses new clients, which ask again.
 	mayBeRefused atomic.Bool
 }
 
@@ -74,7 +74,8 @@ func (a *asker) end() {
 	a.done.Wait()
 }
 
-// wantAnswers waits for more answers of each, and wants no question unanswered.
+// wantAnswers waits for more answers to each asker, and fails if a request was not
+// answered.
 func wantAnswers(t *testing.T, step string, askers ...*asker) {
 	t.Helper()
 	for _, a := range askers {
@@ -148,14 +149,15 @@ func TestKernelDrainHTTP(t *testing.T) {
 	reconcile(0, TableEntry{&service, to(8080, 8081)})
 	fresh, _ := webAsker(t, n, "new connections", "http://"+hostPort(virtual4, 80), false)
 	kept, transport := webAsker(t, n, "a kept connection", "http://"+hostPort(virtual4, 80), true)
-	// over waits until no connection of the clients needs what drains, and ends its time.
+	// over waits until no connection of the clients needs the draining destinations,
+	// and ends their time.
 	over := func(step string, want ...TableEntry) {
 		t.Helper()
 		wantAnswers(t, step+", draining", fresh, kept)
 		reconcile(len(r.drains), want...)
 		transport.CloseIdleConnections()
 		wantAnswers(t, step+", other connection", fresh, kept)
-		transport.CloseIdleConnections() // in case the request of a moment ago was under way
+		transport.CloseIdleConnections() // in case the previous request is still in progress
 		wantAnswers(t, step+", other connection", fresh, kept)
 		clock = clock.Add(time.Minute)
 		reconcile(0, want...)
@@ -201,14 +203,15 @@ func TestKernelDrainHTTP(t *testing.T) {
 	rule("-A")
 	reconcile(1, TableEntry{&mark, to(8080, 8081)})
 	over("address to mark", TableEntry{&mark, to(8080, 8081)})
-	// A mark stands in front: it drains without refusing anyone once nothing is marked.
+	// A mark takes precedence: it drains without refusing anyone once no packet is
+	// marked.
 	reconcile(0, TableEntry{&mark, to(8080, 8081)}, TableEntry{&service, to(8080)})
 	rule("-D")
 	reconcile(2, TableEntry{&service, to(8080)})
 	over("mark to address", TableEntry{&service, to(8080)})
 
 	// No service can replace another under its connections, with requests on the way:
-	// only new ones go on.
+	// only new ones continue.
 	kept.end()
 	fresh.end()
 	anyPort := service

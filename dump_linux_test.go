@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Entries that come again in a later part of a dump, because the table changed
-// between the two, are in the result once.
+// Entries that are sent again in a later part of a dump, because the table changed in
+// between, are in the result once.
 func TestDumpRepeatsEntries(t *testing.T) {
 	services := func(r []byte, ports ...uint16) (b []byte) {
 		for _, port := range ports {
@@ -40,21 +40,21 @@ func TestDumpRepeatsEntries(t *testing.T) {
 	}
 }
 
-// Kernels from 7 on can list a destination twice in one part.
+// Linux 7 and later can list a destination twice in one part.
 func TestReconcileDestinationListedTwice(t *testing.T) {
 	d := ipv4Destination(1)
 	i, _ := newFake(t, listing(ipv4Service(1), func() []*Destination { return []*Destination{d, d} }, func([]byte) []fakeReply { return nil }))
 	if got := mustGet(i.GetDestinations(ipv4Service(1)))(t); len(got) != 1 {
 		t.Errorf("%d destinations", len(got))
 	}
-	// A caller can have made a table of two lists.
+	// A caller may have made a table of two lists.
 	b := mustGet(Diff([]TableEntry{{ipv4Service(1), []*Destination{d, d}}}, []TableEntry{{ipv4Service(1), nil}}))(t)
 	if b.Len() != 1 {
 		t.Errorf("the difference is\n%s", b)
 	}
 }
 
-// The error number in the message that ends a dump counts.
+// The error number in the message that ends a dump is returned.
 func TestDumpEndsWithError(t *testing.T) {
 	i, _ := newFake(t, func(r []byte) []fakeReply { return one(doneReply(r, syscall.ENOMEM)) })
 	if got, err := i.GetServices(); err != syscall.ENOMEM || got != nil {
@@ -62,7 +62,7 @@ func TestDumpEndsWithError(t *testing.T) {
 	}
 }
 
-// A part of a dump that is larger than the buffer is asked for again.
+// A dump with a part that is larger than the buffer is requested again.
 func TestDumpLargerThanBuffer(t *testing.T) {
 	const n = 100
 	i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -77,7 +77,7 @@ func TestDumpLargerThanBuffer(t *testing.T) {
 	}
 }
 
-// Whoever keeps one entry of a long list keeps no more memory than a slab.
+// Keeping one entry of a long list keeps no more memory alive than a slab.
 func TestSlabsAreBounded(t *testing.T) {
 	var l list[Service]
 	l.reset(100000)
@@ -88,7 +88,7 @@ func TestSlabsAreBounded(t *testing.T) {
 	if size := uintptr(len(l.slab)+1) * unsafe.Sizeof(Service{}); size > maxSlab || size < maxSlab/2 {
 		t.Errorf("a slab has %d bytes", size)
 	}
-	// With no idea of the length it is as many as the datagram has.
+	// Without a hint the slab has as many entries as the datagram.
 	l = list[Service]{}
 	if err := l.add(&message{body: body, left: 2 * (msgHdrLen + len(body))}, parseService); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestSlabsAreBounded(t *testing.T) {
 	}
 }
 
-// A second socket that could not be opened is tried again for the next long list.
+// If the second socket could not be opened, the next long list tries again.
 func TestBulkSocketTriedAgain(t *testing.T) {
 	i := new(Handle)
 	s := netlinkSocket(t)

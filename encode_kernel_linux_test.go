@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netmask that is no prefix length of IPv6 is named, in every call and for
-// firewall marks, and nothing is sent. What is one is read back.
+// A netmask that is not an IPv6 prefix length is an error that names it, in every call
+// and for firewall marks, and nothing is sent. A valid one is read back.
 func TestKernelIPv6Netmask(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	address := Service{Address: []byte("\x20\x01\x0d\xb8\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}

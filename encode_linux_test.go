@@ -85,7 +85,7 @@ func TestFillDestinationBytes(t *testing.T) {
 	}
 }
 
-// SetConfig with what the kernel's seconds cannot hold.
+// SetConfig with timeouts that the kernel's seconds cannot represent.
 func TestRowSetConfig(t *testing.T) {
 	const s = time.Second
 	for _, c := range []Config{
@@ -108,7 +108,7 @@ func TestRowSetConfig(t *testing.T) {
 	}
 }
 
-// the family comes from the address.
+// The family is taken from the address.
 func TestRowFamilyFromAddress(t *testing.T) {
 	if b, err := fillService(nil, &Service{Address: net.ParseIP("2001:db8::1")}, false); err != nil || !bytes.Contains(b, attr(1, ne16(unix.AF_INET6))) {
 		t.Errorf("%x, %v", b, err)
@@ -119,7 +119,7 @@ func TestRowFamilyFromAddress(t *testing.T) {
 	}
 }
 
-// the destination's own family is sent.
+// The destination's own family is sent.
 func TestRowDestinationFamilyIsSent(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	if err := i.NewDestination(&someService, &Destination{Address: net.ParseIP("2001:db8::2"), ConnectionFlags: ConnectionFlagTunnel}); err != nil {
@@ -130,7 +130,7 @@ func TestRowDestinationFamilyIsSent(t *testing.T) {
 	}
 }
 
-// bad input is sent on, or panics, in the original.
+// Bad input, which the original sends, or panics on, is an error.
 func TestRowBadInput(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	v4, v6 := net.IP{10, 0, 0, 1}, net.ParseIP("2001:db8::1")

@@ -107,7 +107,7 @@ func TestOpErrorHintsAndKernelText(t *testing.T) {
 	}
 }
 
-// Errors about a family name the families there are.
+// Errors about a family name the valid families.
 func TestFamilyErrors(t *testing.T) {
 	err := errUnknownFamily(7)
 	if want := "ipvs: address family 7 is neither AF_INET (2) nor AF_INET6 (10): address family not supported by protocol"; err.Error() != want || !errors.Is(err, syscall.EAFNOSUPPORT) {
@@ -119,7 +119,7 @@ func TestFamilyErrors(t *testing.T) {
 	}
 }
 
-// A reply without what it is about is an error.
+// A reply without its service, destination or daemon is an error.
 func TestReplyLacksAttribute(t *testing.T) {
 	for cmd, call := range map[uint8]func(*Handle) (any, error){
 		cmdNewService: func(i *Handle) (any, error) { s, err := i.GetServices(); return len(s), err },

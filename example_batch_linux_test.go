@@ -67,9 +67,9 @@ func ExampleDiff() {
 	// -d -t 192.0.2.10:80 -r 10.0.0.1:8080
 }
 
-// share returns how many of the destinations of a table a plan takes away, and how
-// many there are. Those of a deleted service go with it, and those that get weight 0
-// get no more clients.
+// share returns how many of a table's destinations a plan removes, and how many there
+// are. It counts those of deleted services, and those that get weight 0 and so no more
+// clients.
 func share(table []ipvs.TableEntry, plan *ipvs.Batch) (gone, all int) {
 	name := func(s *ipvs.Service) string {
 		return fmt.Sprint(s.FWMark, s.AddressFamily, s.Protocol, s.Address, s.Port)
@@ -92,8 +92,8 @@ func share(table []ipvs.TableEntry, plan *ipvs.Batch) (gone, all int) {
 	return gone, all
 }
 
-// A proxier refuses a plan that takes away more than half of all destinations: what is
-// wanted is then more likely a mistake than a wish.
+// A proxier refuses a plan that removes more than half of all destinations, which is
+// more likely a mistake than intended.
 func ExampleBatch_All() {
 	tcp := func(address string) *ipvs.Service {
 		return &ipvs.Service{AddressFamily: unix.AF_INET, Address: net.ParseIP(address).To4(), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: ipvs.RoundRobin}

@@ -39,7 +39,7 @@ func ExampleHandle_Connections() {
 	}
 }
 
-// What a proxier sets once, before it drains destinations.
+// The settings that a proxier makes once, before it drains destinations.
 func ExampleHandle_SetSysctl() {
 	handle, err := ipvs.New("/run/netns/blue") // its settings are its own
 	if err != nil {
@@ -82,8 +82,8 @@ func ExampleHandle_GetTotals() {
 	fmt.Println(totals.Connections, "connections,", totals.BytesIn, "bytes in,", totals.BPSIn, "a second")
 }
 
-// Restore a saved table onto a running one: connections of what stays are not cut,
-// as they are by ipvsadm -C and -R, and what goes may finish its own.
+// Restore a saved table over a running one. Unlike with ipvsadm -C and -R, connections
+// to destinations that stay are not cut, and those to the others may finish.
 func ExampleParseTable() {
 	file, err := os.Open("/etc/ipvsadm.rules")
 	if err != nil {

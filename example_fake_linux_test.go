@@ -28,7 +28,7 @@ func backend(address string) *ipvs.Destination {
 	return &ipvs.Destination{Address: net.ParseIP(address), Port: 8080, Weight: 1}
 }
 
-// scale makes the backends of the service those that it is given.
+// scale sets the backends of the service.
 func (p *proxier) scale(addresses ...string) (ipvs.Changes, error) {
 	entry := ipvs.TableEntry{Service: webService}
 	for _, address := range addresses {
@@ -77,8 +77,8 @@ func TestScale(t *testing.T) {
 	want(t, kernel, err, nil, "-r 10.0.0.1:8080 -m -w 1", "-r 10.0.0.3:8080 -m -w 1")
 }
 
-// A unit test of a program, with a Fake instead of a kernel: it scales up and down,
-// lets connections end, and meets a kernel that fails.
+// A unit test of a program, with a Fake instead of a kernel: the program scales up and
+// down, connections end, and the kernel fails.
 func ExampleFake() {
 	kernel := ipvs.NewFake()
 	p := newProxier(kernel.Handle())
@@ -96,7 +96,7 @@ func ExampleFake() {
 	changes, err = p.scale("10.0.0.1")
 	fmt.Println("connections ended:", changes.DestinationsDeleted, "deleted,", err)
 
-	// The kernel refuses one change, and takes it the next time.
+	// The kernel rejects one change, and accepts it the next time.
 	kernel.Fail("NewDestination", syscall.ENOMEM)
 	_, err = p.scale("10.0.0.1", "10.0.0.3")
 	fmt.Println("refused:", errors.Is(err, syscall.ENOMEM))

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the Fake costs: time in tests, and nothing in programs without it.
+// The cost of the Fake: time in tests, and nothing in programs that do not use it.
 
 const (
 	fakeTestServices     = 1000
 	fakeTestDestinations = 10
 )
 
-// bigTable returns a table to make of new services and destinations.
+// bigTable returns a table of newly made services and destinations.
 func bigTable() (table []TableEntry) {
 	for n := range fakeTestServices {
 		e := TableEntry{Service: ipv4Service(n)}
@@ -32,16 +32,16 @@ func bigTable() (table []TableEntry) {
 	return table
 }
 
-// cpuTime returns the processor time that the process has used: a busy machine does
-// not change it much.
+// cpuTime returns the processor time that the process has used: a busy machine hardly
+// affects it.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	unix.Getrusage(unix.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// A table of thousands is quick enough for a unit test. The limit is one that an
-// emulated machine keeps, too; BenchmarkFake measures.
+// A table of thousands is quick enough for a unit test. Even an emulated machine stays
+// within the limit; BenchmarkFake measures the time.
 func TestFakeSpeed(t *testing.T) {
 	limit := 5 * time.Second // some twenty times what it takes, and far below what a quadratic step would
 	if inVM {
@@ -101,7 +101,7 @@ func BenchmarkFake(b *testing.B) {
 	run("reconcile", func() { must(b, second(r.Reconcile(want))) })
 }
 
-// A program that does not use the Fake has none of it, even if it can call every
+// A program that does not use the Fake contains none of it, even if it can call every
 // method of a Handle by name.
 func TestFakeNotLinked(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {

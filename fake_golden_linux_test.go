@@ -35,8 +35,8 @@ func TestFakeGolden(t *testing.T) {
 	}
 }
 
-// fakeReplay sends the recorded requests to the Fake, and compares what comes back.
-// Where the order of the kernel's list is random, it does not count.
+// fakeReplay sends the recorded requests to the Fake, and compares what comes back. The
+// order of a list does not matter where the kernel's is random.
 func fakeReplay(t *testing.T, f *Fake, recording []datagram, random bool) {
 	t.Helper()
 	s := f.open()
@@ -78,8 +78,8 @@ func dump(messages [][]byte) (s string) {
 }
 
 // comparableMessages returns the messages of a datagram without the port id and the
-// family id. Of an error the number counts, but not the request that it echoes; of
-// the family that there is one.
+// family id. Of an error only the number is compared, not the request that it echoes,
+// and of the reply about the family only that there is one.
 func comparableMessages(t *testing.T, datagram []byte) (messages [][]byte) {
 	t.Helper()
 	for len(datagram) > 0 {
@@ -105,7 +105,7 @@ func comparableMessages(t *testing.T, datagram []byte) (messages [][]byte) {
 	return messages
 }
 
-// recordedSalt finds out the salt of the recorded kernel's hash.
+// recordedSalt determines the salt of the recorded kernel's hash.
 func recordedSalt(t *testing.T, recordings [][]datagram) uint8 {
 	t.Helper()
 	var lists [][]*Service
@@ -130,8 +130,8 @@ func recordedSalt(t *testing.T, recordings [][]datagram) uint8 {
 	return saltOf(lists...)
 }
 
-// saltOf returns a salt with which the hash tables have the services in the order
-// of all the lists, else 0.
+// saltOf returns a salt with which the hash tables have the services in the order of
+// all the lists, or 0 if there is none.
 func saltOf(lists ...[]*Service) uint8 {
 	for salt := range fakeBuckets {
 		if !slices.ContainsFunc(lists, func(list []*Service) bool {
@@ -145,7 +145,8 @@ func saltOf(lists ...[]*Service) uint8 {
 	return 0
 }
 
-// saltedBucket numbers the buckets of both tables; it is a second way to say what the kernel does.
+// saltedBucket numbers the buckets of both tables; it is an independent implementation
+// of the kernel's hash.
 func saltedBucket(s *Service, salt uint8) int {
 	if s.FWMark != 0 {
 		return fakeBuckets + int(uint8(s.FWMark)^salt)

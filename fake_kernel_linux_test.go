@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The Fake and a kernel get the same calls, and give the same results.
+// The Fake and a kernel get the same calls, and return the same results.
 
-// kernelDifferences are what other kernels do otherwise than 6.12, which the Fake
-// follows; its doc comment lists them. With them it does what those do.
+// kernelDifferences are the differences of other kernels from 6.12, on which the Fake
+// is modeled; its doc comment lists them. With them the Fake behaves like those
+// kernels.
 var kernelDifferences = []struct {
 	what  string
 	there func(t *testing.T) bool
@@ -77,8 +78,8 @@ func newFakePair(t *testing.T) *fakePair {
 	return p
 }
 
-// findSalt finds out the order in which the kernel has its services, which depends
-// on where the namespace lies in memory: it is one of 256.
+// findSalt determines the order of the kernel's services, which depends on the address
+// of the namespace in memory: it is one of 256.
 func (p *fakePair) findSalt() {
 	p.t.Helper()
 	var b Batch
@@ -123,7 +124,8 @@ func (p *fakePair) compare(name fmt.Stringer, want any, wantErr error, got any, 
 	return false
 }
 
-// differingLines returns the lines that only one of two texts has, or both if it is the order.
+// differingLines returns the lines that only one of two texts has, or both texts if
+// only the order differs.
 func differingLines(kernel, fake string) string {
 	var b strings.Builder
 	kernelLines, fakeLines := strings.Split(kernel, "\n"), strings.Split(fake, "\n")
@@ -143,7 +145,7 @@ func differingLines(kernel, fake string) string {
 	return b.String()
 }
 
-// sortServices brings lists whose order is random into one.
+// sortServices sorts lists whose order is random.
 func sortServices(result any) {
 	switch list := result.(type) {
 	case []string:
@@ -155,13 +157,13 @@ func sortServices(result any) {
 	}
 }
 
-// named is a name that is there already.
+// named is a name that exists already.
 type named string
 
 func (n named) String() string { return string(n) }
 
-// The Fake gives the results of this kernel to random calls. IPVS_TEST_LONG=1 makes
-// 100,000 of them, IPVS_TEST_SEED others.
+// The Fake returns this kernel's results for random calls. IPVS_TEST_LONG=1 makes
+// 100,000 of them, IPVS_TEST_SEED chooses others.
 func TestKernelFake(t *testing.T) {
 	p := newFakePair(t)
 	seed, _ := strconv.ParseUint(os.Getenv("IPVS_TEST_SEED"), 10, 64)
@@ -203,7 +205,7 @@ func TestKernelFake(t *testing.T) {
 	}
 }
 
-// after names what was read after a call.
+// after names a reading after a call.
 type after struct {
 	what string
 	call *fakeOperation
@@ -211,8 +213,8 @@ type after struct {
 
 func (a after) String() string { return a.what + " after " + a.call.String() }
 
-// interleaved reads a list that takes several parts, and makes the call and more
-// of them on another handle between the parts.
+// interleaved reads a list of several parts, and makes this call and others on another
+// handle between the parts.
 func (p *fakePair) interleaved(r fakeRandom, o fakeOperation) bool {
 	p.t.Helper()
 	between := []fakeOperation{o, r.operation(), r.operation()}
@@ -277,9 +279,9 @@ func TestKernelFakeDaemons(t *testing.T) {
 	}
 }
 
-// daemonSettings returns daemons that differ from the usual ones in one setting, and
-// in all lengths for each group. An interface that does not exist is not among them:
-// the Fake finds any.
+// daemonSettings returns daemons that differ from the usual ones in one setting, and in
+// all lengths for each group. Missing interfaces are not among them, since the Fake has
+// every interface.
 func daemonSettings() (all []Daemon) {
 	for _, state := range []DaemonState{DaemonMaster, DaemonBackup, 0, 3} {
 		usual := Daemon{State: state, MulticastInterface: "sync", SyncID: 7}

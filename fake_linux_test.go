@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All handles work on one table; closing one does not touch the others.
+// All handles share one table; closing one does not affect the others.
 func TestFakeHandles(t *testing.T) {
 	f, i := newFakeTest(t)
 	other := f.Handle()
@@ -36,7 +36,7 @@ func TestFakeHandles(t *testing.T) {
 	}
 }
 
-// newFakeTest returns a Fake with a service and a destination, and a handle of it.
+// newFakeTest returns a Fake with a service and a destination, and one of its handles.
 func newFakeTest(t testing.TB) (*Fake, *Handle) {
 	t.Helper()
 	f := NewFake()
@@ -46,8 +46,8 @@ func newFakeTest(t testing.TB) (*Fake, *Handle) {
 	return f, i
 }
 
-// fakeCalls makes a call of each method that Fail knows; changed reports whether
-// the call did what it is there for.
+// fakeCalls makes a call of each method that Fail knows; changed reports whether the
+// call had its effect.
 var fakeCalls = map[string]struct {
 	call    func(*Handle) error
 	changed func(*testing.T, *Handle) bool
@@ -155,7 +155,7 @@ func TestFakeFailPanics(t *testing.T) {
 	}
 }
 
-// A change of a batch fails alone; where its answer is lost, so are those behind it.
+// A change of a batch fails alone; if its reply is lost, so are those to later changes.
 func TestFakeFailBatch(t *testing.T) {
 	for _, fault := range []error{syscall.ENOMEM, os.ErrDeadlineExceeded} {
 		f, i := newFakeTest(t)
@@ -202,7 +202,7 @@ func TestFakeConnections(t *testing.T) {
 	if got := connections(); got != [3]int{1, 2, 3} {
 		t.Errorf("%v after an update and Zero, want 1, 2, 3", got)
 	}
-	// A destination that was deleted keeps its connections, with its service too.
+	// A deleted destination keeps its connections, even if its service is deleted.
 	must(t, i.DelDestination(&someService, &someDestination))
 	must(t, i.NewDestination(&someService, &someDestination))
 	if got := connections(); got != [3]int{1, 2, 3} {
@@ -234,7 +234,7 @@ func TestFakeConnections(t *testing.T) {
 	}
 }
 
-// The number of connections is one of 31 bits.
+// Numbers of connections have 31 bits.
 func TestFakeConnectionsRange(t *testing.T) {
 	f := NewFake()
 	i := f.Handle()
@@ -299,7 +299,7 @@ func TestFakeStats(t *testing.T) {
 	}
 }
 
-// The settings of a daemon are those that it was started with.
+// A daemon has the settings that it was started with.
 func TestFakeDaemonSettings(t *testing.T) {
 	i := NewFake().Handle()
 	defer i.Close()
@@ -337,8 +337,8 @@ func TestFakeDaemonAndMixedFamilies(t *testing.T) {
 	}
 }
 
-// A socket has one list at a time, and what a call left in the queue does not
-// disturb the next.
+// A socket has one list at a time, and replies that a call left in the queue do not
+// disturb the next one.
 func TestFakeDumpBusy(t *testing.T) {
 	f, i := newFakeTest(t)
 	msg := newGenlRequest(nil, fakeFamilyID, cmdGetService, genlVersion, unix.NLM_F_DUMP)
@@ -369,7 +369,8 @@ func TestFakeDumpBusy(t *testing.T) {
 	}
 }
 
-// Many goroutines and handles: every result is right, and nothing is left behind.
+// Many goroutines and handles: every result is right, and no descriptor or goroutine is
+// left.
 func TestFakeConcurrent(t *testing.T) {
 	time.Sleep(time.Millisecond) // the first timer opens descriptors of the runtime's own
 	fds, goroutines := descriptors(t), runtime.NumGoroutine()
@@ -412,7 +413,7 @@ func TestFakeConcurrent(t *testing.T) {
 	}
 }
 
-// A Fake has no network namespace, and says so.
+// Calls that need a network namespace fail on a Fake.
 func TestFakeWithoutNamespace(t *testing.T) {
 	_, i := newFakeTest(t)
 	_, sysctlErr := i.GetSysctl("expire_nodest_conn")
@@ -428,7 +429,7 @@ func TestFakeWithoutNamespace(t *testing.T) {
 	}
 }
 
-// What a Fake takes for granted of its network namespace.
+// The network namespace that a Fake assumes.
 func TestFakeAddresses(t *testing.T) {
 	_, i := newFakeTest(t)
 	s6 := Service{Address: net.ParseIP("2001:db8::1"), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}

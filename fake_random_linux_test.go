@@ -15,9 +15,9 @@ import (
 )
 
 // Random operations for the Fake and a kernel side by side. Values come from small
-// pools, so that services and destinations meet again.
+// pools, so that services and destinations recur.
 
-// fakeOperation is a call that both get, and the service that it was about.
+// fakeOperation is a call that both get, and its service.
 type fakeOperation struct {
 	format  string // of its name, which is only made to be printed
 	args    []any
@@ -28,7 +28,8 @@ type fakeOperation struct {
 
 func (o fakeOperation) String() string { return fmt.Sprintf(o.format, o.args...) }
 
-// fakeRandom makes random calls. It remembers what they were about, and comes back to it.
+// fakeRandom makes random calls. It remembers their services and destinations, and uses
+// them again.
 type fakeRandom struct {
 	*rand.Rand
 	recent *[60]TableEntry // with one destination each
@@ -38,8 +39,8 @@ func newFakeRandom(seed uint64) fakeRandom {
 	return fakeRandom{rand.New(rand.NewPCG(seed, 1)), new([60]TableEntry)}
 }
 
-// place returns a service and a destination to make a call about, often ones that
-// were there before.
+// place returns a service and a destination for a call, often ones that were used
+// before.
 func (r fakeRandom) place() (*Service, *Destination) {
 	e := &r.recent[r.IntN(len(r.recent))]
 	if e.Service == nil || r.rarely(40) {
@@ -63,7 +64,7 @@ func (r fakeRandom) rarely(n int) bool { return r.IntN(n) == 0 }
 
 var (
 	randomAddresses = []string{"10.0.0.1", "10.0.0.2", "10.0.1.1", "2001:db8::1", "2001:db8::2"}
-	// oddAddresses are those that a kernel may not take.
+	// oddAddresses are addresses that a kernel may reject.
 	oddAddresses = []string{"0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.255", "169.254.1.1", "224.0.0.1", "239.1.2.3",
 		"240.0.0.1", "255.255.255.255", "255.255.255.254", "192.0.2.255", "::", "::1", "::2", "::10.0.0.1", "::ffff:10.0.0.1",
 		"fe80::1", "febf::1", "fec0::1", "fc00::1", "ff02::1", "ff0e::1", "64:ff9b::1", "2002::1", "100::1"}
@@ -229,7 +230,7 @@ func (r fakeRandom) operation() fakeOperation {
 	return r.rawOperation()
 }
 
-// table returns a table to reconcile with, which may have what cannot be.
+// table returns a table to reconcile with, which may have invalid entries.
 func (r fakeRandom) table() (table []TableEntry) {
 	for range r.IntN(20) {
 		e := TableEntry{Service: r.service()}
@@ -264,7 +265,8 @@ func (r fakeRandom) batch() *Batch {
 }
 
 // rawOperation returns a request that the library does not send: with attributes that
-// are missing, unknown, cut, too long or there twice, and with commands that there are not.
+// are missing, unknown, truncated, too long or duplicated, and with commands that do
+// not exist.
 func (r fakeRandom) rawOperation() fakeOperation {
 	cmd := oneOf(r, cmdNewService, cmdNewService, cmdSetService, cmdSetService, cmdDelService, cmdNewDest, cmdNewDest, cmdSetDest,
 		cmdSetDest, cmdDelDest, cmdZero, cmdGetService, cmdGetDest, cmdSetConfig, cmdDelDaemon)
@@ -272,7 +274,7 @@ func (r fakeRandom) rawOperation() fakeOperation {
 		cmd = oneOf(r, cmdUnspec, cmdSetInfo, cmdFlush+1, uint8(math.MaxUint8), cmdGetDaemon, cmdGetConfig, cmdGetInfo)
 	}
 	var flags uint16 = unix.NLM_F_ACK
-	// Of commands that there are not, newer kernels check the flags first.
+	// For unknown commands, newer kernels check the flags first.
 	if cmd == cmdGetService || cmd == cmdGetDest || r.rarely(20) && cmd <= cmdFlush {
 		flags = oneOf[uint16](r, unix.NLM_F_ACK, unix.NLM_F_DUMP, unix.NLM_F_ROOT|unix.NLM_F_ACK, unix.NLM_F_MATCH|unix.NLM_F_ACK)
 	}
@@ -397,7 +399,8 @@ func (r fakeRandom) mutate(body []byte, first bool) []byte {
 	return out
 }
 
-// equalErrors reports whether two errors are the same, those of a batch one by one.
+// equalErrors reports whether two errors are the same; those of a batch are compared
+// one by one.
 func equalErrors(a, b error) bool {
 	var failedA, failedB *BatchError
 	switch {

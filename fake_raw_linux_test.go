@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests that the library itself would not make, to the Fake and to a kernel.
+// Requests that the library does not make, to the Fake and to a kernel.
 
-// The Fake ends requests that the library does not make as the kernel does.
+// The Fake answers requests that the library does not make as the kernel does.
 func TestFakeRaw(t *testing.T) {
 	i := NewFake().Handle()
 	defer i.Close()
 	checkRaw(t, i, math.MaxInt32)
 }
 
-// The kernel ends them so.
+// The kernel answers them as expected.
 func TestKernelFakeRaw(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	maxThreshold := uint32(math.MaxInt32)
@@ -30,8 +30,7 @@ func TestKernelFakeRaw(t *testing.T) {
 	checkRaw(t, i, maxThreshold)
 }
 
-// rawRequest is a request that the library itself would not make, and how the
-// kernel ends it.
+// rawRequest is a request that the library does not make, and the kernel's result.
 type rawRequest struct {
 	name  string
 	cmd   uint8
@@ -152,7 +151,7 @@ func rawRequests() (all []rawRequest) {
 	return all
 }
 
-// checkRaw sends the requests, and compares how they end.
+// checkRaw sends the requests, and compares the results.
 func checkRaw(t *testing.T, i *Handle, maxThreshold uint32) {
 	t.Helper()
 	must(t, i.NewService(&Service{Address: net.IPv4(10, 9, 0, 1), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}))
@@ -171,7 +170,7 @@ func checkRaw(t *testing.T, i *Handle, maxThreshold uint32) {
 	}
 }
 
-// An attribute without a value that ends the message is one.
+// An attribute without a value at the end of the message is present.
 func TestFakeLastAttribute(t *testing.T) {
 	if _, errno := fakeServicePolicy.parse(attr(svcAttrPEName)); errno != syscall.EINVAL {
 		t.Errorf("a text without its NUL: %v", errno)

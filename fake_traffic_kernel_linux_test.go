@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the Fake does with connections and counters is what a kernel does with those
-// of real traffic: updates keep them, a destination that is deleted and added again
-// has them back, but not the counters if its service is a new one.
+// The Fake treats connections and counters as a kernel treats those of real traffic:
+// updates keep them, and a destination that is deleted and added again gets them back,
+// except for the counters if its service is a new one.
 func TestKernelFakeTraffic(t *testing.T) {
 	n := newNetwork(t)
 	serveTCP(t, n.real, hostPort(real4, 8080), "yes")

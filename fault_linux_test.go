@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Faults x calls: each fault that a netlink socket can have, in each call. A
-// cell is right if the call ends in time with the right result, or with an error
-// that names the fault and no result, and the next call on the handle is right.
+// Each fault that a netlink socket can have, in each call. A combination is right if
+// the call ends in time with the right result, or with an error that names the fault
+// and no result, and the next call on the handle is right.
 
-// rightReplies is a kernel in order, with a small table.
+// rightReplies is a kernel without faults, with a small table.
 func rightReplies(r []byte) []fakeReply {
 	if isFamilyRequest(r) {
 		return one(familyReply(r, fakeFamily))
@@ -66,8 +66,7 @@ func testBatch() *Batch {
 	return b
 }
 
-// calls are all that a handle can do, with what comes back; results are what
-// rightReplies must give.
+// calls are all calls of a handle, with their results from rightReplies.
 var calls = []struct {
 	name string
 	dump bool // part of the answer comes as a dump
@@ -117,14 +116,14 @@ func result[T any](v T, err error) (any, error) {
 type fault struct {
 	name    string
 	sendErr error
-	// apply returns the replies with the fault; nil if it is not possible in these.
+	// apply returns the replies with the fault, or nil if these cannot have it.
 	apply func(r []byte, right []fakeReply) []fakeReply
 	only  func(dump, get bool) bool // the calls in which it makes sense; nil: all
-	// Errors that the call may end with; nil: it must succeed.
+	// Errors that the call may end with; if nil, it must succeed.
 	want []error
 }
 
-var errMalformed = errors.New("malformed reply") // stands for any error that says so
+var errMalformed = errors.New("malformed reply") // stands for any error with this text
 
 func faults() []fault {
 	deadline := []error{os.ErrDeadlineExceeded}
@@ -211,7 +210,7 @@ func faults() []fault {
 				return one(netlinkMessage(unix.NLMSG_ERROR, 0, seqOf(r), native.AppendUint32(nil, 5)))
 			}},
 	}
-	// What the kernel refuses comes back bare, from whichever call.
+	// Errors of the kernel are returned unwrapped by every call.
 	for _, errno := range []syscall.Errno{syscall.EPERM, syscall.EINVAL, syscall.EBUSY, syscall.ENOMEM} {
 		all = append(all, fault{name: "refused: " + errno.Error(), want: []error{errno},
 			apply: func(r []byte, _ []fakeReply) []fakeReply { return one(errorReply(r, errno)) }})
@@ -249,7 +248,7 @@ func faults() []fault {
 	return all
 }
 
-// lowByte is where the low byte of a 16-bit number lies.
+// lowByte is the offset of the low byte of a 16-bit number.
 var lowByte = func() int {
 	if native.Uint16([]byte{1, 0}) == 1 {
 		return 0

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fuzz tests of everything that reads bytes from the kernel. `make fuzz` runs
-// them for as long as told; corpora are in testdata/fuzz.
+// Fuzz tests of everything that reads bytes from the kernel. `make fuzz` runs them for
+// FUZZTIME; corpora are in testdata/fuzz.
 
 // The reference decoder: plain, slow, and obviously right. It copies every
 // attribute into a list first, and then looks at each.
@@ -292,7 +292,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// A batch keeps what it is given, or says what is wrong with it.
+// A batch keeps its input, or returns an error for it.
 func FuzzBatch(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 1}, uint16(0), uint16(6), uint16(80), uint32(0), "rr", "", uint32(3), []byte{10, 1, 0, 1}, 1, uint32(2))
 	f.Add([]byte(net.ParseIP("2001:db8::1")), uint16(10), uint16(17), uint16(0), uint32(0), "sh", "sip", uint32(0), []byte{10, 1, 0, 1}, -1, uint32(0))

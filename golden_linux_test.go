@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Golden messages: what the library and kernels of four series said to each
-// other in the course of one scenario. TestRecordGolden runs the scenario on a
-// real kernel and writes it down. TestGolden replays it on any machine: the
-// library has to send the same requests again, and to make the wanted results
-// of the same replies. testdata/golden/README.md tells more.
+// Golden messages: the requests of the library and the replies of kernels of four
+// series in one scenario. TestRecordGolden runs the scenario on a real kernel and
+// records them. TestGolden replays it on any machine: the library has to send the same
+// requests again, and to return the expected results for the same replies. See
+// testdata/golden/README.md.
 
 //go:embed testdata/golden
 var goldenFiles embed.FS
@@ -39,15 +39,15 @@ type goldenStep struct {
 	call func(*Handle) (any, error)
 	want any   // the call's result
 	err  error // or its error
-	// prepare changes the table before, which is not recorded.
+	// prepare changes the table before the step; it is not recorded.
 	prepare func(*Handle) error
-	// datagrams is how many of them the answer takes at least.
+	// datagrams is the smallest number of datagrams in the answer.
 	datagrams int
 }
 
-// check compares the result of the step's call with the wanted one. In which
-// order a kernel has its services depends on where they lie in its memory, so
-// that order does not count; that of destinations does.
+// check compares the result of the step's call with the wanted one. The order of a
+// kernel's services depends on addresses in its memory, so it is not compared; that of
+// destinations is.
 func (step *goldenStep) check(t *testing.T, got any, err error) {
 	t.Helper()
 	if err != step.err { // what the kernel refuses comes back bare
@@ -71,7 +71,7 @@ func (step *goldenStep) check(t *testing.T, got any, err error) {
 	}
 }
 
-// show formats a result, a slice with one element a line.
+// show formats a result, a slice with one element per line.
 func show(v any) string {
 	var lines []string
 	switch v := v.(type) {
@@ -91,8 +91,8 @@ func show(v any) string {
 
 // The scenario.
 
-// goldenBulk is how many services, and destinations of one, take several
-// datagrams to read, which are 4096 bytes long.
+// goldenBulk is a number of services, and of destinations of one service, whose lists
+// take several datagrams of 4096 bytes.
 const goldenBulk = 20
 
 func goldenScenario() []goldenStep {
@@ -193,7 +193,7 @@ func goldenScenario() []goldenStep {
 		TunnelType: TunnelGUE, TunnelPort: 1, TunnelFlags: TunnelFlagChecksum}
 	marked := Destination{Address: v4(10, 1, 0, 1), Port: 0, Weight: 1, ConnectionFlags: ConnectionFlagDirectRoute, AddressFamily: inet}
 
-	// Updates of them, and what does not go.
+	// Updates of them, and changes that fail.
 	masqNow, gueNow := masq, gue
 	masqNow.Weight, masqNow.UpperThreshold, masqNow.LowerThreshold = 0, 7, 0
 	gueNow.TunnelType, gueNow.TunnelPort, gueNow.TunnelFlags = TunnelIPIP, 0, 0
@@ -227,11 +227,11 @@ func goldenScenario() []goldenStep {
 		return nil
 	}
 
-	// plain is the service without the flag that is the kernel's.
+	// plain returns the service without the kernel's own flag.
 	plain := func(s Service) Service { s.Flags &^= hashed; return s }
-	// unmasked leaves the netmask out.
+	// unmasked removes the netmask.
 	unmasked := func(s Service) Service { s.Netmask = 0; return s }
-	// unnamed leaves the destination's address family out.
+	// unnamed removes the destination's address family.
 	unnamed := func(d Destination) Destination { d.AddressFamily = 0; return d }
 	long := func(d Destination) Destination { d.Address = d.Address.To16(); return d }
 
@@ -322,7 +322,7 @@ func goldenScenario() []goldenStep {
 	}
 }
 
-// file is where the step is recorded.
+// file returns the name of the file in which the step is recorded.
 func (step *goldenStep) file(n int) string { return fmt.Sprintf("%02d-%s.txt", n, step.name) }
 
 // Recording.
@@ -433,7 +433,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// replay makes the call of a step to a kernel that has only the recording.
+// replay makes the call of a step on a kernel that has only the recording.
 func replay(t *testing.T, step *goldenStep, recording []datagram) {
 	if len(recording) < 2 || !recording[0].sent || recording[1].sent {
 		t.Fatal("the recording does not begin with a request and a reply")

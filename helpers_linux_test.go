@@ -27,10 +27,9 @@ const (
 	fakeFamily = fakeFamilyID
 )
 
-// fakeKernel stands where a socket's system calls are, and answers from a
-// script what no real kernel can be made to answer. The socket's descriptor is
-// one end of a socket pair: it becomes readable for Go's poller when something
-// is queued.
+// fakeKernel takes the place of a socket's system calls, and sends scripted replies
+// that a real kernel cannot be made to send. The socket's descriptor is one end of a
+// socket pair: it becomes readable for Go's poller when something is queued.
 type fakeKernel struct {
 	t       *testing.T
 	wakeFD  int
@@ -108,7 +107,7 @@ func (k *fakeKernel) sendmsg(_ int, b []byte) error {
 	return nil
 }
 
-// push queues replies, each when its time has come.
+// push queues replies, each at its time.
 func (k *fakeKernel) push(replies ...fakeReply) {
 	for _, r := range replies {
 		if r.after > 0 {
@@ -124,7 +123,7 @@ func (k *fakeKernel) push(replies ...fakeReply) {
 	}
 }
 
-// end ends replies that come again and again.
+// end ends replies that are repeated.
 func (k *fakeKernel) end() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -159,11 +158,11 @@ func (k *fakeKernel) recvmsg(fd int, b []byte) (n int, from uint32, err error) {
 	return n, r.from, nil
 }
 
-// Replies made by hand.
+// Handmade replies.
 
 func seqOf(request []byte) uint32 { return native.Uint32(request[8:]) }
 
-// cmdOf returns the command of a request, none for a fence.
+// cmdOf returns the command of a request, or 0 for a fence.
 func cmdOf(request []byte) uint8 {
 	if native.Uint16(request[4:]) < unix.NLMSG_MIN_TYPE {
 		return cmdUnspec
@@ -197,7 +196,7 @@ func doneReply(request []byte, errno syscall.Errno) []byte {
 	return netlinkMessage(unix.NLMSG_DONE, unix.NLM_F_MULTI, seqOf(request), native.AppendUint32(nil, uint32(-int32(errno))))
 }
 
-// familyReply answers the question for the family id.
+// familyReply answers the request for the family id.
 func familyReply(request []byte, family uint16) []byte {
 	attrs := appendString(nil, unix.CTRL_ATTR_FAMILY_NAME, genlName)
 	attrs = appendUint16(attrs, unix.CTRL_ATTR_FAMILY_ID, family)
@@ -208,7 +207,7 @@ func isFamilyRequest(request []byte) bool { return native.Uint16(request[4:]) ==
 
 func one(b []byte) []fakeReply { return []fakeReply{{data: b}} }
 
-// acknowledge is a kernel to which everything is right.
+// acknowledge is a kernel that accepts every request.
 func acknowledge(request []byte) []fakeReply { return one(errorReply(request, 0)) }
 
 // be16 and ne16, ne32 spell out expected bytes in network and native order.
@@ -232,7 +231,7 @@ const nestedFlag = 0x8000
 
 func second[T any](_ T, err error) error { return err }
 
-// inVM tells whether this is the project's own virtual machine, where a test may
+// inVM reports whether this is the project's own virtual machine, where a test may
 // unload modules; there, a missing kernel is a failure and not a reason to skip.
 var inVM = os.Getenv("IPVS_TEST_VM") != ""
 
@@ -271,10 +270,10 @@ func newNamespace(t *testing.T) netns.NsHandle {
 	}
 	results := make(chan result)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		ns, err := netns.New()
 		if err == nil {
-			// Without an address in it the kernel takes no IPv4 destination.
+			// In a namespace without an address the kernel accepts no IPv4 destination.
 			err = netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}})
 		}
 		results <- result{ns, err}
@@ -315,7 +314,7 @@ func openIn(t *testing.T, ns netns.NsHandle) *Handle {
 	return i
 }
 
-// newKernelHandle opens a handle in a namespace of the test's own.
+// newKernelHandle opens a handle in a new namespace.
 func newKernelHandle(t *testing.T) (*Handle, netns.NsHandle) {
 	t.Helper()
 	needKernel(t)
@@ -366,7 +365,7 @@ const helperEnv = "IPVS_TEST_HELPER"
 
 var helpers = map[string]func() error{}
 
-// addHelper registers what a process does that a test starts as helper(name).
+// addHelper registers the code of a process that a test starts as helper(name).
 func addHelper(name string, f func() error) {
 	if helpers[name] != nil {
 		panic("two helpers are called " + name)
@@ -385,7 +384,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// helper makes a command that runs a helper in a process of its own.
+// helper makes a command that runs a helper in its own process.
 func helper(name string) *exec.Cmd {
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), helperEnv+"="+name)
@@ -399,7 +398,7 @@ func needVM(t *testing.T) {
 	}
 }
 
-// kernelBefore tells whether the kernel is older than major.minor.
+// kernelBefore reports whether the kernel is older than major.minor.
 func kernelBefore(t *testing.T, major, minor int) bool {
 	t.Helper()
 	var u unix.Utsname
@@ -412,7 +411,7 @@ func kernelBefore(t *testing.T, major, minor int) bool {
 	return gotMajor < major || gotMajor == major && gotMinor < minor
 }
 
-// ipv4Mask is a netmask as its four bytes lie in memory.
+// ipv4Mask returns a netmask of four bytes in memory order.
 func ipv4Mask(ones int) uint32 { return native.Uint32(net.CIDRMask(ones, 32)) }
 
 func firstError(errs ...error) error {
@@ -456,8 +455,8 @@ var (
 	someDestination = Destination{Address: net.IP{10, 0, 0, 2}, Port: 8080, Weight: 1}
 )
 
-// netlinkSocket opens a netlink socket, which emulators of other processors have
-// not.
+// netlinkSocket opens a netlink socket. It skips the test where there are none, as in
+// emulators of other processors.
 func netlinkSocket(t *testing.T) *socket {
 	t.Helper()
 	s, err := openSocket()

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Failing allocations on a real kernel. Debian's kernels have no fault injection
-// and no probes that let a function fail, and charge no memory cgroup for what
-// IPVS and netlink need. So system calls fail instead, as they do where netlink gets
-// no memory: a seccomp filter on one thread has this process decide of each call
-// whether it is carried out.
+// Failing allocations on a real kernel. Debian's kernels have no fault injection and no
+// probes that let a function fail, and charge no memory cgroup for what IPVS and
+// netlink need. So system calls fail instead, as they do when netlink gets no memory:
+// with a seccomp filter on one thread, this process decides for each call whether it is
+// carried out.
 
-// faultsOf are the system calls that fail, and how. A kernel without memory for
-// a reply, or for a part of a list, says ENOBUFS. Not with EAGAIN: Go's poller
-// would wait for an event that the kernel has no reason to send. Not socket: Go
-// takes it for a call that never waits, so nobody might be there to decide.
+// faultsOf are the system calls that fail, and their errors. A kernel without memory
+// for a reply, or for a part of a list, returns ENOBUFS. EAGAIN is not among them: Go's
+// poller would wait for an event that never occurs. Nor is socket: Go assumes that it
+// never blocks, so no thread might be left to decide.
 var faultsOf = map[int32][]syscall.Errno{
 	unix.SYS_BIND:     {unix.ENOMEM},
 	unix.SYS_SENDTO:   {unix.ENOBUFS, unix.ENOMEM, unix.EINTR},
@@ -78,8 +78,8 @@ func watchCalls() (listener int, err error) {
 	return int(fd), nil
 }
 
-// failCalls lets each eighth of the watched calls fail until their thread has
-// ended, and returns how often each did.
+// failCalls makes one in eight of the watched calls fail until their thread has ended,
+// and returns how often each failed.
 func failCalls(listener int) (failed map[string]int) {
 	defer unix.Close(listener)
 	failed = map[string]int{}
@@ -107,7 +107,7 @@ func failCalls(listener int) (failed map[string]int) {
 		case r.IntN(8) == 0:
 			errno := errnos[r.IntN(len(errnos))]
 			v.errno, what = -int32(errno), unix.ErrnoName(errno)
-			// A reply that the kernel could not allocate never comes, others are queued.
+			// A reply that the kernel could not allocate is lost, others are queued.
 			if n.call == unix.SYS_RECVFROM && errno == unix.ENOBUFS && r.IntN(2) == 0 {
 				if _, _, err := unix.Recvfrom(int(fd), away[:n.args[2]], unix.MSG_DONTWAIT); err == nil {
 					what, owed[fd] = "ENOBUFS, reply lost", true
@@ -130,9 +130,9 @@ func failCalls(listener int) (failed map[string]int) {
 	}
 }
 
-// While system calls fail at random, what is reported as done is done, what is
-// reported as refused or not sent is not, and what is read is right. An
-// undisturbed handle on another thread tells what is true.
+// While system calls fail at random, changes that are reported as made are made, those
+// reported as rejected or not sent are not, and reads are right. An undisturbed handle
+// on another thread reads the true table.
 func TestKernelFailingCalls(t *testing.T) {
 	needKernel(t)
 	if runtime.GOARCH == "386" || runtime.GOARCH == "s390x" {
@@ -146,7 +146,7 @@ func TestKernelFailingCalls(t *testing.T) {
 	must(t, clean.NewService(&someService))
 	var failed map[string]int
 	ended := make(chan bool)
-	t.Run("thread", func(t *testing.T) { // a goroutine of its own, with which the thread ends
+	t.Run("thread", func(t *testing.T) { // its own goroutine, with which the thread ends
 		listener, err := watchCalls()
 		if err != nil {
 			close(ended)
@@ -177,8 +177,8 @@ func injected(err error) bool { return errors.Is(err, unix.ENOBUFS) || errors.Is
 func failingCalls(t *testing.T, clean *Handle) {
 	r := rand.New(rand.NewPCG(7, 8))
 	counts := map[string]int{}
-	// worked tells whether a call did, and ends the test if its error is another
-	// than those that were injected.
+	// worked reports whether a call succeeded, and ends the test if its error is not an
+	// injected one.
 	worked := func(doing string, err error) bool {
 		switch {
 		case err == nil:
@@ -204,7 +204,7 @@ func failingCalls(t *testing.T, clean *Handle) {
 		}
 		return m
 	}
-	// truth is the table by the undisturbed handle, on another thread.
+	// truth is the table as the undisturbed handle on another thread reads it.
 	truth := func() (m map[int]int) {
 		read := make(chan error)
 		go func() {
@@ -244,7 +244,7 @@ func failingCalls(t *testing.T, clean *Handle) {
 }
 
 // randomChange makes a batch of changes to destinations, a sixth of which the kernel
-// must refuse, and compares what is said of each with the table.
+// must refuse, and compares the reported outcome of each with the table.
 func randomChange(t *testing.T, r *rand.Rand, i *Handle, is map[int]int, truth func() map[int]int, counts map[string]int) {
 	var b Batch
 	ports := r.Perm(250)[:1+r.IntN(40)]

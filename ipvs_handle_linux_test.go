@@ -20,7 +20,7 @@ import (
 // A Handle without a real kernel: how it is opened, what its plain calls return, and
 // how it ends.
 
-// A handle whose process knows the family asks for nothing, and waits 3 s.
+// A new handle sends nothing if the process knows the family, and its timeout is 3 s.
 func TestNewHandle(t *testing.T) {
 	known := knownFamily.Swap(fakeFamily)
 	t.Cleanup(func() { knownFamily.Store(known) })
@@ -42,7 +42,8 @@ func TestNewHandle(t *testing.T) {
 	}
 }
 
-// New with a path that is not there matches what callers look for, and names it.
+// The error of New for a missing path matches the errors that callers check for, and
+// names the path.
 func TestNewPathNotThere(t *testing.T) {
 	const path = "/run/netns/no-such-namespace"
 	i, err := New(path)
@@ -54,7 +55,7 @@ func TestNewPathNotThere(t *testing.T) {
 	}
 }
 
-// New fails half way: no descriptor stays open.
+// If New fails halfway, no descriptor stays open.
 func TestRowNoLeakWhenNewFails(t *testing.T) {
 	before := descriptors(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -79,8 +80,7 @@ func TestRowNoLeakWhenNewFails(t *testing.T) {
 	}
 }
 
-// IsServicePresent answers false for every error, and
-// GetService tells which it was.
+// IsServicePresent returns false on every error, and GetService returns the error.
 func TestRowIsServicePresent(t *testing.T) {
 	answer := syscall.ESRCH
 	i, _ := newFake(t, func(r []byte) []fakeReply { return one(errorReply(r, answer)) })
@@ -117,7 +117,7 @@ func TestGetServiceWantsExactlyOne(t *testing.T) {
 	}
 }
 
-// What cannot be read of a reply that is no list is an error.
+// A malformed reply to a request for a single object is an error.
 func TestMalformedSingleReplies(t *testing.T) {
 	short := attr(infoAttrVersion, []byte{1}) // and cmdAttrTimeoutTCP has another number
 	i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -175,7 +175,7 @@ func TestSetTimeout(t *testing.T) {
 	}
 }
 
-// A time-out of for ever is one.
+// The longest possible timeout is valid.
 func TestLargestTimeout(t *testing.T) {
 	i, _ := newFake(t, func(r []byte) []fakeReply {
 		part := dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, &someService, true)))
@@ -189,8 +189,8 @@ func TestLargestTimeout(t *testing.T) {
 	}
 }
 
-// The original is not safe for concurrent use, and a
-// closed handle may use a descriptor that is someone else's by then.
+// Handles are safe for concurrent use, and a closed one does not use a descriptor
+// number that was reused. The original fails in both.
 func TestRowCloseEndsCalls(t *testing.T) {
 	i, _ := newFake(t, func([]byte) []fakeReply { return nil })
 	i.SetTimeout(time.Minute)

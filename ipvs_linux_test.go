@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests in this file need a kernel with IPVS, and root. `make test` gives them
-// both, in a virtual machine if need be. Each works in a network namespace of
-// its own.
+// Tests in this file need a kernel with IPVS, and root. `make test` provides both, in a
+// virtual machine if necessary. Each test works in its own network namespace.
 
-// What is created is what is read, service by service and as a whole.
+// Created services and destinations are read back, one by one and as a whole.
 func TestKernelCreateAndRead(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	table := sampleServices()
@@ -84,7 +83,7 @@ func sampleServices() map[*Service][]*Destination {
 	}
 }
 
-// normalised is s as the kernel returns it, without counters.
+// normalised returns s as the kernel returns it, without counters.
 func normalised(s *Service) Service {
 	c := *s
 	if ip := c.Address.To4(); ip != nil {
@@ -128,12 +127,12 @@ func program(t *testing.T, i *Handle, table map[*Service][]*Destination) {
 	}
 }
 
-// What is read and written back unchanged leaves the table as it is, for the
-// library and for ipvsadm.
+// Reading a table and writing it back leaves it unchanged, as the library and ipvsadm
+// read it.
 func TestKernelWriteBackUnchanged(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	program(t, i, sampleServices())
-	// Kernels from 7 on give the services in another order when their table grows.
+	// Linux 7 and later list the services in another order when their table grows.
 	read := func() (all []string) {
 		for _, s := range mustGet(i.GetServices())(t) {
 			all = append(all, fmt.Sprintf("%+v", *s))
@@ -197,7 +196,7 @@ func TestKernelUpdateAndDelete(t *testing.T) {
 	}
 }
 
-// The kernel's refusals are bare error numbers.
+// The kernel's errors are bare error numbers.
 func TestKernelErrors(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	s, d := &someService, &someDestination
@@ -233,7 +232,7 @@ func TestKernelErrors(t *testing.T) {
 	}
 }
 
-// destinations of another family than the service.
+// Destinations of another family than the service.
 func TestKernelRowMixedFamily(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	must(t, i.NewService(&someService))
@@ -295,7 +294,7 @@ func TestKernelConfig(t *testing.T) {
 	}
 }
 
-// New takes a path, and the thread's own namespace for none.
+// New opens the namespace at a path, or that of the thread.
 func TestKernelNamespaces(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	must(t, i.NewService(&someService))
@@ -322,8 +321,8 @@ func TestKernelNamespaces(t *testing.T) {
 	}
 }
 
-// nothing leaks, no thread stays in a foreign namespace,
-// and each handle sees its own table.
+// Nothing leaks, no thread stays in a foreign namespace, and each handle sees its own
+// table.
 func TestKernelRowManyHandles(t *testing.T) {
 	needKernel(t)
 	const namespaces, handles, workers = 100, 1000, 8
@@ -390,7 +389,7 @@ func useNamespace(ns netns.NsHandle, port uint16) error {
 	return nil
 }
 
-// one handle, many goroutines, and Close at any moment.
+// One handle, many goroutines, and Close at any moment.
 func TestKernelRowConcurrentUse(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
@@ -431,8 +430,8 @@ func TestKernelRowConcurrentUse(t *testing.T) {
 	}
 }
 
-// An IPv6 service whose address maps an IPv4 one, which only others make, can be
-// read, changed and deleted, and does not keep a table from being reconciled.
+// A service with an IPv4-mapped IPv6 address, which only other programs create, can be
+// read, changed and deleted, and does not disturb Reconcile.
 func TestKernelMappedAddress(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	make := func() {
@@ -464,7 +463,7 @@ func TestKernelMappedAddress(t *testing.T) {
 	}
 }
 
-// Version and table size are what ipvsadm prints.
+// Version and table size are those that ipvsadm prints.
 func TestKernelInfo(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	info := mustGet(i.GetInfo())(t)

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// An index says the same as a map, also where keys share a place, and when it is
-// used again.
+// An index has the same results as a map, even if keys share a place, and when it is
+// reused.
 func TestIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var x index[serviceKey]
@@ -35,7 +35,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// An index that is used again needs no new memory.
+// A reused index needs no new memory.
 func TestIndexKeepsMemory(t *testing.T) {
 	var x index[serviceKey]
 	x.reset(1000)

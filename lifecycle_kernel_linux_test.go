@@ -10,10 +10,9 @@ import (
 	"time"
 )
 
-// The life of a handle where the kernel, the module or the process is in the way.
+// The life of a handle when the kernel, the module or the process interferes.
 
-// Handles that are dropped without Close leave no descriptor, both sockets of
-// each.
+// Handles that are dropped without Close leave no descriptor of either socket.
 func TestKernelDroppedHandles(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
@@ -41,7 +40,7 @@ func TestKernelDroppedHandles(t *testing.T) {
 	}
 }
 
-// After a list that timed out no call ends with a bare EBUSY.
+// After a list that timed out, no call ends with a bare EBUSY.
 func TestKernelListAfterAbandonedList(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	var b Batch
@@ -76,8 +75,8 @@ func TestKernelListAfterAbandonedList(t *testing.T) {
 	}
 }
 
-// The kernel runs modprobe inside sendmsg, which no time-out of ours can end. But
-// Close returns at once, and the call ends with ErrClosed when the kernel is done.
+// The kernel runs modprobe inside sendmsg, which no timeout can end. But Close returns
+// at once, and the call ends with ErrClosed when the kernel has finished.
 func TestModuleCloseWhileKernelLoads(t *testing.T) {
 	needVM(t)
 	i, _ := newKernelHandle(t)
@@ -109,7 +108,7 @@ func TestModuleCloseWhileKernelLoads(t *testing.T) {
 	}
 }
 
-// While the module is being unloaded lists end as if it were gone, or load it
+// While the module is being unloaded, lists end as if it were unloaded, or load it
 // again.
 func TestModuleListsWhileUnloading(t *testing.T) {
 	needVM(t)
@@ -159,7 +158,7 @@ func TestModuleListsWhileUnloading(t *testing.T) {
 	}
 }
 
-// What reads /proc says so too when the module is gone.
+// Calls that read /proc also report that the module is unloaded.
 func TestModuleProcWithoutIPVS(t *testing.T) {
 	needVM(t)
 	loadIPVS(t)

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Tests that load and unload the ip_vs module. They run only in the project's
-// own virtual machine, each in a process of its own: the test binary runs
-// itself with what to do in its environment.
+// Tests that load and unload the ip_vs module. They run only in the project's own
+// virtual machine, each in its own process: the test binary runs itself, and the
+// environment names the test.
 
-// ipvsModules returns the loaded modules of IPVS, those that others use last.
+// ipvsModules returns the loaded modules of IPVS; those that others use come last.
 func ipvsModules(t *testing.T) (modules []string) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/modules")
@@ -33,7 +33,7 @@ func ipvsModules(t *testing.T) (modules []string) {
 }
 
 // unloadIPVS removes the modules; namespaces of earlier tests, which still use
-// schedulers, are taken down by the kernel in its own time.
+// schedulers, are removed by the kernel some time later.
 func unloadIPVS(t *testing.T) {
 	t.Helper()
 	for range 100 {
@@ -56,7 +56,7 @@ func loadIPVS(t *testing.T) {
 }
 
 func init() {
-	// Calls New each time a line comes in, and says how it ended.
+	// Calls New for each line of input, and prints the result.
 	addHelper("new", func() error {
 		for {
 			var line string
@@ -80,9 +80,9 @@ func init() {
 	})
 }
 
-// modprobe is missing in most containers. The kernel is
-// asked first, and loads the module by itself if it can; if not, New fails, and
-// succeeds in the same process once the module is there.
+// Without modprobe, as in most containers, the kernel is asked first, and loads the
+// module itself if it can; if not, New fails, and succeeds in the same process once the
+// module is loaded.
 func TestModuleRowWithoutModprobe(t *testing.T) {
 	needVM(t)
 	unloadIPVS(t)
@@ -151,8 +151,7 @@ func TestModuleRowLoadedByNew(t *testing.T) {
 	}
 }
 
-// the module is loaded again, with a new family id, and
-// an open handle goes on working.
+// The module is loaded again, with a new family id, and an open handle still works.
 func TestModuleRowReloaded(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	needVM(t)
@@ -176,7 +175,7 @@ func TestModuleRowReloaded(t *testing.T) {
 		before = i.family
 		must(t, i.Flush())
 	}
-	// A dump meets a stale family id too.
+	// A dump can have an outdated family id, too.
 	unloadIPVS(t)
 	loadIPVS(t)
 	if services := mustGet(i.GetServices())(t); len(services) != 0 {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What has to be done in another namespace is never done by the main thread.
+// The main thread never enters another namespace.
 func TestKernelInNamespaceNeverMain(t *testing.T) {
 	needKernel(t)
 	if out, err := helper("never-main").CombinedOutput(); err != nil {

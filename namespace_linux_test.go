@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is called in another namespace runs there, says how it ended, and leaves
-// no thread behind.
+// A function called in another namespace runs there, its error is returned, and no
+// thread is left.
 func TestInNamespaceOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root, to make a network namespace")
@@ -43,7 +43,7 @@ func TestInNamespaceOfAnother(t *testing.T) {
 	}
 }
 
-// In the socket's own namespace what is called says how it ended, with privileges
+// In the socket's own namespace the error of the function is returned, with privileges
 // and without.
 func TestInNamespaceOfOwn(t *testing.T) {
 	s := netlinkSocket(t)
@@ -65,7 +65,7 @@ func TestInNamespaceOfOwn(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&hdr, &none[0]); err != nil {
@@ -88,8 +88,8 @@ func TestInNamespaceOfOwn(t *testing.T) {
 	}
 }
 
-// The main thread is never the one that goes to another namespace, whichever
-// thread the goroutine was given: others read /proc/PID/ns/net of it.
+// The main thread never enters another namespace, whichever thread the goroutine runs
+// on: other processes read its /proc/PID/ns/net.
 func TestMainThreadStays(t *testing.T) {
 	here, err := netns.Get()
 	if err != nil {
@@ -128,8 +128,8 @@ func TestMainThreadStays(t *testing.T) {
 	}
 }
 
-// A thread finds its network namespace where /proc is that of another PID namespace,
-// in which its numbers are those of others.
+// A thread finds its network namespace even if /proc belongs to another PID namespace,
+// in which its numbers are those of other threads.
 func TestThreadNamespaceForeignProc(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root, to make a PID namespace")

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A datagram's messages are taken one by one, and what follows them is counted.
+// The messages of a datagram are parsed one by one, and the bytes after each are
+// counted.
 func TestParseMessageLeft(t *testing.T) {
 	first, second := netlinkMessage(1, 2, 3, []byte{1, 2, 3, 4, 5}), netlinkMessage(4, 5, 6, nil)
 	var m message
@@ -30,7 +31,7 @@ func TestParseMessageLeft(t *testing.T) {
 	}
 }
 
-// The kernel's words are found after the request, of which it echoes all or only
+// The kernel's error text is found after the request, of which it echoes all or only
 // the header.
 func TestErrorText(t *testing.T) {
 	request := newGenlRequest(nil, fakeFamily, cmdNewService, genlVersion, unix.NLM_F_ACK)
@@ -165,7 +166,7 @@ func TestRowLostReply(t *testing.T) {
 	}
 }
 
-// What could not be sent or received says what it was, and why.
+// Errors of sending and receiving say what failed, and why.
 func TestTransportErrors(t *testing.T) {
 	i := &Handle{}
 	i.timeout.Store(int64(2 * time.Second))
@@ -206,7 +207,7 @@ func TestRowLateReplyIsSkipped(t *testing.T) {
 	}
 }
 
-// Replies to requests that were not yet made are none to this one.
+// Replies with the sequence numbers of later requests are skipped.
 func TestReplyToAnotherRequest(t *testing.T) {
 	for _, off := range []uint32{1, 2, 1 << 20, 1 << 31, ^uint32(0)} {
 		i, _ := newFake(t, func(r []byte) []fakeReply {
@@ -221,7 +222,7 @@ func TestReplyToAnotherRequest(t *testing.T) {
 	}
 }
 
-// Messages of other processes, without end, keep neither a call nor Close.
+// An endless stream of messages from other processes delays neither a call nor Close.
 func TestForeignFlood(t *testing.T) {
 	i, k := newFake(t, func(r []byte) []fakeReply {
 		return []fakeReply{{data: errorReply(r, 0), from: 99, endless: true}}
@@ -247,9 +248,9 @@ func TestForeignFlood(t *testing.T) {
 	k.end()
 }
 
-// A list is refused with EPROTONOSUPPORT while the module is being unloaded: then
-// the family is looked up again until it is gone or another, and the list
-// requested again.
+// A request for a list fails with EPROTONOSUPPORT while the module is being unloaded.
+// Then the family is looked up again until it is gone or has another id, and the list
+// is requested again.
 func TestListWhileModuleUnloads(t *testing.T) {
 	countModprobe(t)
 	var family uint16 = fakeFamily
@@ -271,7 +272,7 @@ func TestListWhileModuleUnloads(t *testing.T) {
 	if got, err := i.GetServices(); err != nil || len(got) != 2 || lookups != 3 {
 		t.Errorf("%d services, %v after %d lookups", len(got), err, lookups)
 	}
-	// The module is gone: that is what the list ends with.
+	// The module is unloaded: the list ends with that error.
 	i.family = fakeFamily
 	k.respond = func(r []byte) []fakeReply {
 		if isFamilyRequest(r) {
@@ -282,7 +283,7 @@ func TestListWhileModuleUnloads(t *testing.T) {
 	if _, err := i.GetServices(); !errors.Is(err, ErrNotSupported) {
 		t.Errorf("the module is gone: %v", err)
 	}
-	// It stays for ever: bounded.
+	// The module stays: the wait is bounded.
 	k.respond = func(r []byte) []fakeReply {
 		if isFamilyRequest(r) {
 			return one(familyReply(r, fakeFamily))
@@ -295,7 +296,7 @@ func TestListWhileModuleUnloads(t *testing.T) {
 	}
 }
 
-// A missing IPVS is logged once, until there is one.
+// A missing IPVS is logged once until IPVS is found.
 func TestMissingIPVSIsLoggedOnce(t *testing.T) {
 	if !mayLoadModules() {
 		t.Skip("SKIP: needs the right to load modules, without which nothing is logged")
@@ -328,7 +329,7 @@ func TestMissingIPVSIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// The reason why IPVS could not be loaded reaches the caller, and the log once.
+// The reason why IPVS could not be loaded is returned, and logged once.
 func TestNotSupportedSaysWhy(t *testing.T) {
 	var log strings.Builder
 	logrus.SetOutput(&log)
@@ -373,7 +374,7 @@ func TestMayLoadModules(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		const module = 1 << unix.CAP_SYS_MODULE
 		all := effective()
 		for _, caps := range []uint64{all, all & module, all &^ module, 0} {
@@ -386,8 +387,8 @@ func TestMayLoadModules(t *testing.T) {
 	<-done
 }
 
-// modprobe is a program that leaves a child behind with its output open, fails
-// with and without words, or is not there.
+// modprobe is a program that leaves a child running with its output open, fails with
+// and without a message, or is missing.
 func TestModprobe(t *testing.T) {
 	if !mayLoadModules() {
 		t.Skip("SKIP: needs the right to load modules, without which modprobe is never run")
@@ -446,7 +447,7 @@ func TestAnswerLargerThanBuffer(t *testing.T) {
 	}
 }
 
-// A reply that fills the buffer to the last byte is a whole one.
+// A reply that fills the buffer to the last byte is not truncated.
 func TestReplyFillsBuffer(t *testing.T) {
 	i, k := newFake(t, func(r []byte) []fakeReply {
 		return one(dataReply(r, 0, cmdSetInfo, attr(infoAttrVersion, ne32(0x010201))))

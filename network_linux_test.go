@@ -32,8 +32,8 @@ const (
 	real6     = "2001:db8:b::2"
 )
 
-// trafficTimeout bounds what should take no time: an emulated machine on a busy
-// host is slow.
+// trafficTimeout is long for operations that should take no time, since an emulated
+// machine on a busy host is slow.
 const trafficTimeout = 20 * time.Second
 
 // network is a client, a director and a real server, joined in this order by
@@ -43,11 +43,11 @@ type network struct {
 	ipvs                   *Handle // in the director
 }
 
-// holdHooks keeps a netfilter hook of each kind registered in the virtual
-// machine. Without, the kernel patches its own code whenever the first IPVS
-// service of all namespaces comes and the last goes. Where another processor is
-// just sending there, as only networks do, QEMU's emulation can run the patch half
-// done, which ends the machine ("Oops: int3").
+// holdHooks keeps a netfilter hook of each kind registered in the virtual machine.
+// Without them, the kernel patches its own code whenever the first IPVS service of all
+// namespaces is added or the last one is deleted. If another processor is running that
+// code, as with real traffic, QEMU's emulation can execute the incomplete patch, which
+// ends the machine ("Oops: int3").
 var holdHooks = sync.OnceFunc(func() {
 	if inVM {
 		for _, program := range []string{"iptables", "ip6tables"} {
@@ -71,7 +71,7 @@ func newNetwork(t *testing.T) *network {
 		"addr add 2001:db8:c::1/64 dev client nodad",
 		"addr add "+director4+"/24 dev real",
 		"addr add 2001:db8:b::1/64 dev real nodad",
-		// IPVS takes packets that are for the machine itself.
+		// IPVS handles packets that are for the machine itself.
 		"addr add "+virtual4+"/32 dev lo",
 		"addr add "+virtual6+"/128 dev lo nodad",
 		"link set client up",
@@ -100,7 +100,7 @@ func linkTo(name string, ns netns.NsHandle, peer string) string {
 	return fmt.Sprintf("link add %s type veth peer name %s netns /proc/%d/fd/%d", name, peer, os.Getpid(), ns)
 }
 
-// quickIPv6 makes the addresses of links that are still to come usable at once.
+// quickIPv6 makes the addresses of links that are added later usable at once.
 func quickIPv6(t *testing.T, ns netns.NsHandle) {
 	t.Helper()
 	sysctl(t, ns, "net/ipv6/conf/all/accept_dad", "0")
@@ -132,8 +132,7 @@ func sysctl(t *testing.T, ns netns.NsHandle, name, value string) {
 	must(t, err)
 }
 
-// dial connects from inside the namespace. What is done with the connection has
-// a deadline.
+// dial connects from inside the namespace. The connection has a deadline.
 func dial(t *testing.T, ns netns.NsHandle, protocol, from, to string) net.Conn {
 	t.Helper()
 	d := net.Dialer{Timeout: trafficTimeout, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -230,9 +229,9 @@ func ask(t *testing.T, c net.Conn, request, answer string) {
 	}
 }
 
-// eventually waits, a bounded time, until the condition holds, and tells whether
-// it did. What was true once need not be true when it is asked again: kernels
-// from 7 on list a growing table now whole, now incompletely.
+// eventually waits a bounded time until the condition holds, and reports whether it
+// did. A condition that was true need not stay true: Linux 7 and later list a growing
+// table sometimes completely, sometimes not.
 func eventually(condition func() bool) bool {
 	for deadline := time.Now().Add(trafficTimeout); time.Now().Before(deadline); {
 		if condition() {
@@ -272,7 +271,7 @@ func ipvsadmNumbers(t *testing.T, ns netns.NsHandle, addresses []string, n int, 
 	return numbers
 }
 
-// connectionLine is how an IPVS connection begins in /proc/net/ip_vs_conn: client,
+// connectionLine is the start of an IPVS connection in /proc/net/ip_vs_conn: client,
 // virtual and real address, then the state.
 func connectionLine(protocol, client, virtual, real, state string) string {
 	line := protocol
@@ -294,7 +293,7 @@ func connectionLine(protocol, client, virtual, real, state string) string {
 	return line + " " + state
 }
 
-// connections returns the lines of /proc/net/ip_vs_conn, blanks made one.
+// connections returns the lines of /proc/net/ip_vs_conn with single blanks.
 func connections(t *testing.T, ns netns.NsHandle) (lines []string) {
 	t.Helper()
 	var data []byte

@@ -13,7 +13,7 @@ import (
 // The fake kernel of quickread_linux_test.go, which has both interfaces: generic
 // netlink and getsockopt.
 
-// The structures of linux/ip_vs.h as 64-bit programs have them, with their gaps.
+// The structures of linux/ip_vs.h as 64-bit programs have them, with their padding.
 
 type refOptIdentity struct {
 	Protocol uint16

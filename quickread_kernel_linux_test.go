@@ -19,10 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// For random tables with every kind of entry, the plan made of what is read
-// through getsockopt is the one made of GetTable, before and after Reconcile, and
-// the table is then the wanted one. With others at work on services of their own
-// nothing of that changes.
+// For random tables with every kind of entry, the plan made from a reading through
+// getsockopt is the one made from GetTable, before and after Reconcile, and the table
+// is then the wanted one. That is also so while others work on their own services.
 func TestKernelQuickReadSamePlan(t *testing.T) {
 	needOpts(t)
 	ns := newNamespace(t)
@@ -41,7 +40,7 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 			alone = false
 		}
 		have, want := randomTable(random, maxThreshold), randomTable(random, maxThreshold)
-		for _, b := range []byte{0, 1} { // some of what is there is wanted as it is
+		for _, b := range []byte{0, 1} { // some existing entries are wanted unchanged
 			for n := range have {
 				if n%3 == int(b) && n < len(want) {
 					want[n] = have[n]
@@ -79,7 +78,7 @@ type optCounter struct {
 	fault                   func(option int, b []byte, call func() error) error
 }
 
-// countOpts has the handle's calls of getsockopt counted.
+// countOpts counts the handle's calls of getsockopt.
 func countOpts(i *Handle) *optCounter {
 	c := new(optCounter)
 	i.opt.Store(&optReader{getsockopt: func(fd, option int, b []byte) (err error) {
@@ -111,8 +110,8 @@ func needOpts(t *testing.T) {
 	}
 }
 
-// randomTable makes services and destinations of every kind that the kernel takes,
-// about half of all that there could be.
+// randomTable makes services and destinations of every kind that the kernel accepts,
+// about half of all possible ones.
 func randomTable(r *rand.Rand, maxThreshold int) (table []TableEntry) {
 	chance := func(n int) bool { return r.IntN(n) == 0 }
 	schedulers := []string{RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, SourceHashing,
@@ -174,7 +173,7 @@ func randomTable(r *rand.Rand, maxThreshold int) (table []TableEntry) {
 	return table
 }
 
-// withoutCounters returns the table without what readTable leaves out.
+// withoutCounters returns the table without the fields that readTable leaves out.
 func withoutCounters(table []TableEntry) []TableEntry {
 	for _, e := range table {
 		e.Service.Stats, e.Service.Stats64 = SvcStats{}, Stats64{}
@@ -216,7 +215,7 @@ func settingsOf(t *testing.T, table []TableEntry) any {
 
 func kernelAtLeast7(t *testing.T) bool { return !kernelBefore(t, 7, 0) }
 
-// uniqueServices leaves out the services that come twice.
+// uniqueServices removes services that are listed twice.
 func uniqueServices(t *testing.T, table []TableEntry) []TableEntry {
 	seen := map[serviceKey]bool{}
 	return slices.DeleteFunc(table, func(e TableEntry) bool {
@@ -227,9 +226,9 @@ func uniqueServices(t *testing.T, table []TableEntry) []TableEntry {
 	})
 }
 
-// samePlan checks that both readings of the table, and the plans made of them, are
-// the same; if not alone after a while: netlink's list of services misses some
-// while others change the table, and on kernels from 7 on while it grows.
+// samePlan checks that both readings of the table, and the plans made of them, are the
+// same. It repeats the comparison for a while, if necessary: netlink's list of services
+// misses some while others change the table, and on Linux 7 and later while it grows.
 func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry, alone bool) {
 	t.Helper()
 	var quick, full []TableEntry
@@ -259,8 +258,8 @@ func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry, alone b
 	}
 }
 
-// otherWriter makes and deletes services, marks and destinations of its own until
-// the test ends.
+// otherWriter makes and deletes its own services, marks and destinations until the test
+// ends.
 func otherWriter(t *testing.T, ns netns.NsHandle) {
 	i := openIn(t, ns)
 	done := make(chan bool)
@@ -294,8 +293,8 @@ func otherWriter(t *testing.T, ns netns.NsHandle) {
 	t.Cleanup(func() { close(done); wg.Wait() })
 }
 
-// One destination of the other family, one tunnel: what getsockopt does not have
-// is read over netlink, for that service only, and again as long as it is so.
+// One destination of the other family, one tunnel: a service that getsockopt does not
+// report completely is read over netlink, it alone, and as long as that is so.
 func TestKernelQuickReadOnlyWhatAddsUp(t *testing.T) {
 	needOpts(t)
 	i := openIn(t, newNamespace(t))
@@ -324,7 +323,7 @@ func TestKernelQuickReadOnlyWhatAddsUp(t *testing.T) {
 	}
 	must(t, i.DelDestination(table[1].Service, &tunnel))
 	must(t, i.DelDestination(table[2].Service, &other))
-	if n := read(); n != 2 { // netlink tells that it is over
+	if n := read(); n != 2 { // netlink shows that it is over
 		t.Errorf("%d lists after the tunnels are gone", n)
 	}
 	if n := read(); n != 4 {
@@ -374,7 +373,7 @@ func TestKernelQuickReadFaults(t *testing.T) {
 	}
 }
 
-// What others change between the calls, on a real kernel.
+// Changes by others between the calls, on a real kernel.
 func TestKernelQuickReadChanges(t *testing.T) {
 	needOpts(t)
 	ns := newNamespace(t)
@@ -432,7 +431,7 @@ func TestKernelQuickReadChanges(t *testing.T) {
 	}
 }
 
-// In a sandbox that refuses the call, or the socket for it, the plan is the same.
+// In a sandbox that rejects the call, or the socket for it, the plan is the same.
 func TestKernelQuickReadSandbox(t *testing.T) {
 	needOpts(t)
 	low := uint32(16 + 4*lowByte) // of the first argument, in struct seccomp_data
@@ -452,7 +451,7 @@ func TestKernelQuickReadSandbox(t *testing.T) {
 			{Code: unix.BPF_RET, K: seccompAllow},
 			{Code: unix.BPF_RET, K: errno | uint32(unix.EAFNOSUPPORT)}}},
 	} {
-		t.Run(c.name, func(t *testing.T) { // a goroutine of its own, with which the thread ends
+		t.Run(c.name, func(t *testing.T) { // its own goroutine, with which the thread ends
 			ns := newNamespace(t)
 			clean := openIn(t, ns)
 			want := wantedTable(5, 3)
@@ -489,7 +488,7 @@ func TestKernelQuickReadSandbox(t *testing.T) {
 	}
 }
 
-// The descriptor goes with the handle: with Close, and without.
+// The descriptor is closed with the handle, with Close and without.
 func TestKernelQuickReadDescriptor(t *testing.T) {
 	needOpts(t)
 	ns := newNamespace(t)

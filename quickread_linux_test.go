@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Everything that decides is read, and over netlink only what getsockopt does not
-// have.
+// All fields on which decisions depend are read, and netlink is used only for what
+// getsockopt does not report.
 func TestQuickRead(t *testing.T) {
 	i, k := newOptFake(t, optTestTable())
 	checkRead(t, "first", i, k, 4, 7)
@@ -29,8 +29,8 @@ func TestQuickRead(t *testing.T) {
 	checkRead(t, "another order", i, k, 3, 6)
 }
 
-// optTestTable has a service of each kind. Those up to the fifth are complete in
-// what getsockopt tells.
+// optTestTable has a service of each kind. getsockopt reports the first five
+// completely.
 func optTestTable() []TableEntry {
 	busy := Destination{Address: net.IPv4(10, 1, 2, 3), Port: 0x1234, Weight: math.MaxInt32, ConnectionFlags: ConnectionFlagDirectRoute, UpperThreshold: 70000, LowerThreshold: 65537,
 		ActiveConnections: 1 << 17, InactiveConnections: 1<<17 + 1, PersistentConnections: 1<<17 + 2}
@@ -51,7 +51,8 @@ func optTestTable() []TableEntry {
 	}
 }
 
-// checkRead checks that readTable says the same as GetTable, and how it read.
+// checkRead checks that readTable returns the same as GetTable, and how it read the
+// table.
 func checkRead(t *testing.T, name string, i *Handle, k *optKernel, netlink, opts int) {
 	t.Helper()
 	k.netlink, k.opts = 0, 0
@@ -84,7 +85,7 @@ func tableText(table []TableEntry) (text string) {
 	return text
 }
 
-// The list of services that getsockopt gives need not have the order of netlink's.
+// The list of services from getsockopt need not have the order of netlink's.
 func TestQuickReadOrder(t *testing.T) {
 	i, k := newOptFake(t, wantedTable(100, 1))
 	orders := map[string]func(){
@@ -117,8 +118,8 @@ func TestQuickReadOrder(t *testing.T) {
 	}
 }
 
-// What others change between the calls: what is read is what netlink says then,
-// or what the kernel had a moment ago; never something in between.
+// Changes by others between the calls: the result is that of netlink at that moment, or
+// the kernel's table a moment before; never a mixture.
 func TestQuickReadChanges(t *testing.T) {
 	mark := TableEntry{&Service{FWMark: 9, AddressFamily: unix.AF_INET, SchedName: "rr"}, []*Destination{ipv4Destination(1), ipv4Destination(2)}}
 	other := &Destination{Address: net.ParseIP("2001:db8::2"), Port: 80, ConnectionFlags: ConnectionFlagTunnel}
@@ -161,8 +162,8 @@ func TestQuickReadChanges(t *testing.T) {
 	}
 }
 
-// Where the call is refused, everything is read over netlink, after a single
-// attempt in each table.
+// If the call fails, everything is read over netlink, after a single attempt for each
+// table.
 func TestQuickReadRefused(t *testing.T) {
 	table := wantedTable(5, 2)
 	for _, errno := range []syscall.Errno{unix.EPERM, unix.ENOPROTOOPT, unix.ENOMEM, unix.EINVAL, unix.ENOSYS, unix.EMSGSIZE, unix.EINTR, unix.EFAULT} {
@@ -203,7 +204,7 @@ func TestQuickReadTriedAgain(t *testing.T) {
 	}
 }
 
-// A kernel that says it filled less than it was given.
+// A kernel that reports a shorter length than that of the buffer.
 func TestQuickReadShortAnswer(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
@@ -234,7 +235,7 @@ func TestQuickReadFewOwned(t *testing.T) {
 	}
 }
 
-// Close ends a reading, and closes the descriptor when the reading has left.
+// Close ends a reading, and the descriptor is closed after it.
 func TestQuickReadClose(t *testing.T) {
 	i, k := newOptFake(t, wantedTable(3, 1))
 	fd := i.opt.Load().socket.Load().fd
@@ -276,7 +277,7 @@ func TestQuickReadClosedMeanwhile(t *testing.T) {
 	}
 }
 
-// DrainFor gets destinations as netlink tells them, counters included.
+// DrainFor gets destinations as netlink returns them, including counters.
 func TestQuickReadDrainFor(t *testing.T) {
 	table := []TableEntry{{ipv4Service(1), []*Destination{ipv4Destination(1), ipv4Destination(2)}}, {ipv4Service(2), []*Destination{ipv4Destination(3)}}}
 	for _, e := range table {
@@ -334,8 +335,8 @@ func TestQuickReadMemory(t *testing.T) {
 	}
 }
 
-// An entry of the kernel's older interface is a service's if all that identifies
-// it is the same.
+// An entry of the kernel's older interface belongs to a service if it has the same
+// identity.
 func TestOptServiceIs(t *testing.T) {
 	e := make(optService, optServiceSize)
 	native.PutUint16(e, unix.IPPROTO_TCP)
@@ -365,7 +366,8 @@ func TestOptServiceIs(t *testing.T) {
 	}
 }
 
-// Whatever the kernel answers: no panic, and what is taken is what is there.
+// Whatever the kernel answers, there is no panic, and the decoded entries are those in
+// the reply.
 func FuzzQuickRead(f *testing.F) {
 	service := func(n int, dests uint32) []byte {
 		b := make([]byte, optServiceSize)

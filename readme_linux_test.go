@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// pages are what visitors read, and the files that the pages quote or list.
+// pages are the documentation, and the files that it quotes or lists.
 //
 //go:embed *.md docs/*.md *.go
 var pages embed.FS
@@ -19,7 +19,7 @@ func page(t *testing.T, name string) string {
 	return string(text)
 }
 
-// quoting are the pages whose Go code is that of the examples.
+// quoting are the pages whose Go code is taken from the examples.
 var quoting = []string{"README.md", "docs/examples.md", "docs/reconcile.md"}
 
 // Each block of Go code in a page is a part of an example, so it compiles.

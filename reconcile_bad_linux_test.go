@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One bad entry of each kind among a hundred good ones harms only itself.
+// One invalid entry of each kind among a hundred valid ones does not affect the others.
 func TestReconcileBadEntries(t *testing.T) {
 	for _, owned := range []bool{false, true} {
 		for _, drain := range []bool{false, true} {
@@ -26,8 +26,8 @@ func TestReconcileBadEntries(t *testing.T) {
 	}
 }
 
-// badEntries returns one wanted entry of each kind that is bad, each under a key of its
-// own, what the error has to say of it, and what the kernel has in its place.
+// badEntries returns one wanted entry of each invalid kind, each with its own key, the
+// texts of the errors, and the kernel's entries in their place.
 func badEntries() (want []TableEntry, errs []string, there []TableEntry) {
 	number := 200
 	add := func(text string, change func(s *Service, dests *[]*Destination)) *TableEntry {
@@ -142,7 +142,7 @@ func testBadEntries(t *testing.T, owned, drain, exists bool) {
 			expect = append(expect, e)
 		}
 	}
-	// Good and bad ones mixed.
+	// Valid and invalid ones mixed.
 	var want []TableEntry
 	for n, e := range good {
 		want = append(want, e)
@@ -185,8 +185,8 @@ func testBadEntries(t *testing.T, owned, drain, exists bool) {
 	}
 }
 
-// What only follows from another failure is not in the error: a destination of a
-// service that the kernel refused.
+// A failure that only follows from another one is not in the error: a destination of a
+// service that the kernel rejected.
 func TestReconcileConsequences(t *testing.T) {
 	for _, owned := range []func(*Service) bool{nil, func(*Service) bool { return true }} {
 		i, m := newMemory(t)
@@ -209,8 +209,8 @@ func TestReconcileConsequences(t *testing.T) {
 	}
 }
 
-// What was not sent because something before it failed is in the error, each change
-// once and with the number that it has in the plan.
+// Changes that were not sent because an earlier send failed are in the error, each once
+// and with its number in the plan.
 func TestReconcileNotSent(t *testing.T) {
 	for _, owned := range []func(*Service) bool{nil, func(*Service) bool { return true }} {
 		i, m := newMemory(t)
@@ -247,7 +247,7 @@ func TestReconcileNotSent(t *testing.T) {
 	}
 }
 
-// An error of reading says so.
+// Errors of reading the table are marked as such.
 func TestReconcileReadingFails(t *testing.T) {
 	for _, cmd := range []uint8{cmdGetService, cmdGetDest} {
 		_, m := newMemory(t)
@@ -274,8 +274,8 @@ func TestReconcileReadingFails(t *testing.T) {
 	}
 }
 
-// A race is met by reading again, bad entries or not, but not for ever; and not if the
-// kernel is silent.
+// After a race the table is read again, with invalid entries or without, a bounded
+// number of times, but not if the kernel is silent.
 func TestReconcileRacesWithBadEntries(t *testing.T) {
 	i, m := newMemory(t)
 	races := 3

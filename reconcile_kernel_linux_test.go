@@ -60,7 +60,8 @@ func TestKernelReconcileOwned(t *testing.T) {
 	if after := ipvsadm(t, ns, "-Sn"); after != before {
 		t.Errorf("before:\n%safter:\n%s", before, after)
 	}
-	// Others have a service of the same name, which is not owned for its scheduler.
+	// Others have a service with the same identity, which is not owned because of its
+	// scheduler.
 	r2 := &Reconciler{Handle: i, Owned: func(s *Service) bool { return s.SchedName == SourceHashing && s.AddressFamily == unix.AF_INET }}
 	mine := *foreign
 	mine.SchedName = SourceHashing
@@ -75,7 +76,7 @@ func TestKernelReconcileOwned(t *testing.T) {
 	}
 }
 
-// Where a change fails for good, Reconcile says so, and makes the others.
+// If a change keeps failing, Reconcile returns its error, and makes the others.
 func TestKernelReconcileFails(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	want := wantedTable(3, 1)
@@ -93,8 +94,8 @@ func TestKernelReconcileFails(t *testing.T) {
 	}
 }
 
-// The states of draining, on a clock of the test's. What real connections do is
-// in the tests with traffic.
+// The states of draining, with the test's own clock. The tests with traffic have real
+// connections.
 func TestKernelReconcileDrains(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	clock := time.Unix(1000, 0)
@@ -114,7 +115,8 @@ func TestKernelReconcileDrains(t *testing.T) {
 	if quiet := strings.Replace(both, "10.1.0.1:8080 -m -w 1", "10.1.0.1:8080 -m -w 0", 1); table() != quiet {
 		t.Errorf("draining:\n%swant:\n%s", table(), quiet)
 	}
-	// A plan neither does anything nor lets time begin. A new process has nothing to wait for.
+	// A plan makes no change and starts no drain. A new process has nothing to wait
+	// for.
 	if plan := mustGet(newReconciler().Plan(fewer))(t).String(); plan != "-d -t 10.0.0.0:80 -r 10.1.0.1:8080\n" {
 		t.Errorf("a new process would %s", plan)
 	}
@@ -122,12 +124,12 @@ func TestKernelReconcileDrains(t *testing.T) {
 	if got := mustGet(r.Reconcile(want))(t); got != (Changes{DestinationsUpdated: 1}) || table() != both {
 		t.Errorf("wanted again: %+v\n%s", got, table())
 	}
-	// Without connections it goes with a later call.
+	// Without connections it is deleted by a later call.
 	must(t, second(r.Reconcile(fewer)))
 	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsDeleted: 1}) {
 		t.Errorf("drained: %+v", got)
 	}
-	// Who got its weight back from another process has to lose it again first.
+	// One that got its weight back from another process has to lose it again first.
 	must(t, i.NewDestination(fewer[0].Service, ipv4Destination(1)))
 	must(t, second(r.Reconcile(fewer)))
 	must(t, i.UpdateDestination(fewer[0].Service, ipv4Destination(1)))
@@ -137,7 +139,7 @@ func TestKernelReconcileDrains(t *testing.T) {
 	if got := mustGet(r.Reconcile(fewer))(t); got != (Changes{DestinationsDeleted: 1}) {
 		t.Errorf("drained in the end: %+v", got)
 	}
-	// A service that is not wanted stays until its destinations have gone.
+	// A service that is not wanted stays until its destinations are deleted.
 	if got := mustGet(r.Reconcile(nil))(t); got != (Changes{DestinationsUpdated: 1, Draining: 1, RequeueAfter: time.Second}) {
 		t.Errorf("service begins to drain: %+v", got)
 	}
@@ -153,8 +155,8 @@ func TestKernelReconcileDrains(t *testing.T) {
 	}
 }
 
-// Another process changes the table while it is reconciled: what is owned
-// converges, the rest stays the other's, and what is wanted and unchanged keeps
+// Another process changes the table while it is reconciled: the owned services
+// converge, the others are not touched, and a wanted service that does not change keeps
 // its destinations at every moment.
 func TestKernelReconcileRaces(t *testing.T) {
 	i, ns := newKernelHandle(t)
@@ -195,7 +197,7 @@ func TestKernelReconcileRaces(t *testing.T) {
 		return err
 	}
 	other, watcher := openIn(t, ns), openIn(t, ns)
-	loop(func(n int) error { // breaks what is owned, and makes services of its own
+	loop(func(n int) error { // damages the owned services, and makes its own
 		s := ipv4Service(n % 30)
 		return errors.Join(
 			tolerate(other.DelService(s), syscall.ESRCH),
@@ -241,7 +243,8 @@ func TestKernelReconcileRaces(t *testing.T) {
 	}
 }
 
-// What begins to drain is left to a later call, also if this one reads again.
+// A destination that begins to drain is deleted by a later call, even if this one reads
+// again.
 func TestKernelDrainOneCall(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	other := openIn(t, ns)
@@ -262,8 +265,8 @@ func TestKernelDrainOneCall(t *testing.T) {
 	}
 }
 
-// A service that others make after the table was read gets nothing of what was
-// wanted in its place.
+// A service that others make after the table was read gets no destination of the wanted
+// one in its place.
 func TestKernelReconcileForeignAppears(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	other := openIn(t, ns)
@@ -293,7 +296,7 @@ func TestKernelReconcileForeignAppears(t *testing.T) {
 	}
 }
 
-// Owned is asked with wanted services as the kernel returns them.
+// Owned is called for wanted services as the kernel returns them.
 func TestKernelOwnedAsReturned(t *testing.T) {
 	i, _ := newKernelHandle(t)
 	for _, s := range []*Service{

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each kind of change is counted, also where new services go first.
+// Each kind of change is counted, even if new services are sent first.
 func TestReconcileCountsChanges(t *testing.T) {
-	// To come: 1 service with 6 destinations. To change: 2 services and, of the
-	// service that stays, 4 destinations. To go: its other 5, and 3 services.
+	// New: 1 service with 6 destinations. Changed: 2 services and, of the service that
+	// stays, 4 destinations. Deleted: its other 5, and 3 services.
 	have, want := wantedTable(6, 0), wantedTable(3, 0)
 	for n := range 2 {
 		have[n].Service = serviceWith(n, "sh")
@@ -78,7 +78,7 @@ func serviceWith(n int, scheduler string) *Service {
 func checkTable(t *testing.T, i *Handle, want []TableEntry) {
 	t.Helper()
 	var b *Batch
-	// While their table grows, kernels from 7 on list it incompletely.
+	// While their table grows, Linux 7 and later list it incompletely.
 	eventually(func() bool {
 		b = mustGet(Diff(mustGet(i.GetTable())(t), want))(t)
 		return b.Len() == 0
@@ -114,8 +114,8 @@ func listing(s *Service, dests func() []*Destination, other func(r []byte) []fak
 	}
 }
 
-// listingTable makes a fake kernel's answers: the services and destinations of a
-// table; everything else is acknowledged where that is asked for.
+// listingTable makes a fake kernel's answers: the services and destinations of a table;
+// everything else is acknowledged on request.
 func listingTable(table []TableEntry) func(r []byte) []fakeReply {
 	return func(r []byte) []fakeReply {
 		var answer []byte
@@ -146,8 +146,8 @@ func listingTable(table []TableEntry) func(r []byte) []fakeReply {
 	}
 }
 
-// reconcilerOn returns a reconciler of everything on a fake kernel with a table,
-// which refuses what refuse says.
+// reconcilerOn returns a reconciler that owns all services, on a fake kernel with a
+// table, which rejects requests with the errors of refuse.
 func reconcilerOn(t *testing.T, have []TableEntry, refuse func(cmd uint8, s *Service, d *Destination) syscall.Errno) (*Reconciler, *fakeKernel) {
 	answer := listingTable(have)
 	i, k := newFake(t, func(r []byte) []fakeReply {
@@ -161,8 +161,8 @@ func reconcilerOn(t *testing.T, have []TableEntry, refuse func(cmd uint8, s *Ser
 	return &Reconciler{Handle: i, Owned: func(*Service) bool { return true }}, k
 }
 
-// New services go first where others own some. Whatever fails, of these or of the
-// rest, is reported under its number in the plan, and not counted.
+// New services are sent first if others own some. A change that fails, of these or of
+// the rest, is reported with its number in the plan, and not counted.
 func TestReconcileOwnedReportsFailures(t *testing.T) {
 	want := wantedTable(3, 2) // each service is followed by its destinations
 	for _, c := range []struct {
@@ -215,7 +215,7 @@ func TestReconcileOwnedReportsFailures(t *testing.T) {
 	}
 }
 
-// Where somebody else was faster the table is read again.
+// If somebody else was faster, the table is read again.
 func TestReconcileReadsAgain(t *testing.T) {
 	want := wantedTable(2, 0)
 	var table []TableEntry
@@ -233,7 +233,7 @@ func TestReconcileReadsAgain(t *testing.T) {
 	}
 }
 
-// What is wanted has to be owned, and Owned sees it as the kernel will return it.
+// Wanted services have to be owned, and Owned gets them as the kernel will return them.
 func TestReconcileOwnedOnly(t *testing.T) {
 	want := []TableEntry{{&Service{Address: net.IPv4(10, 0, 0, 1), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin}, nil}}
 	nothing := func(uint8, *Service, *Destination) syscall.Errno { return 0 }
@@ -251,7 +251,7 @@ func TestReconcileOwnedOnly(t *testing.T) {
 	if len(k.requests) != 1 {
 		t.Errorf("%d requests", len(k.requests))
 	}
-	// What cannot be sent is no service that Owned could judge.
+	// Owned is not called for a service that cannot be sent.
 	r.Owned = func(s *Service) bool { return s.Port > 0 }
 	for _, bad := range []*Service{nil, {Protocol: unix.IPPROTO_TCP, Port: 80}} {
 		if _, err := r.Reconcile([]TableEntry{{bad, nil}}); err == nil {
@@ -260,7 +260,7 @@ func TestReconcileOwnedOnly(t *testing.T) {
 	}
 }
 
-// Where the new services' confirmation is lost, the rest is not sent.
+// If the confirmation of the new services is lost, the rest is not sent.
 func TestReconcileOwnedLost(t *testing.T) {
 	sent := map[uint8]int{}
 	silence := []fakeReply{}
@@ -279,7 +279,7 @@ func TestReconcileOwnedLost(t *testing.T) {
 	}
 }
 
-// Plan and Reconcile need a handle that works, and do not get in each other's way.
+// Plan and Reconcile need a working handle, and do not disturb each other.
 func TestPlan(t *testing.T) {
 	if b, err := new(Reconciler).Plan(nil); err == nil || b != nil {
 		t.Errorf("without a handle: %v, %v", b, err)
@@ -304,7 +304,7 @@ func TestPlan(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// The shortest time to drain is one, too: weight 0 comes first.
+	// Even with the shortest time to drain, weight 0 comes first.
 	r.Drain = 1
 	if b, err := r.Plan(wantedTable(1, 0)); err != nil || b.String() != "-e -t 10.0.0.0:80 -r 10.1.0.0:8080 -m -w 0\n" {
 		t.Errorf("%v, %v", b, err)
@@ -319,14 +319,14 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// memoryKernel is a Fake that the Reconciler's tests look into: they see and refuse
-// each change, and lose replies.
+// memoryKernel is a Fake for the Reconciler's tests, which see each change, can reject
+// it, and can lose replies.
 type memoryKernel struct {
 	t    *testing.T
 	fake *Fake
 	own  *Handle // of the kernel itself
 
-	// before is called before each change; an errno refuses it.
+	// before is called before each change; an errno rejects the change.
 	before func(cmd uint8, s *Service, d *Destination) syscall.Errno
 	// lose reports whether the reply to a request gets lost.
 	lose func(request []byte) bool
@@ -350,7 +350,7 @@ func (m *memoryKernel) open() *Handle {
 	return i
 }
 
-// destination returns a destination of the table, nil if it is not there.
+// destination returns a destination of the table, or nil if it does not exist.
 func (m *memoryKernel) destination(s *Service, d *Destination) *Destination {
 	key, err := sentDestinationKey(d)
 	must(m.t, err)
@@ -362,8 +362,7 @@ func (m *memoryKernel) destination(s *Service, d *Destination) *Destination {
 	return nil
 }
 
-// put makes a table of what the kernel is given, in its order, with its
-// connections, whatever was there.
+// put replaces the kernel's table by the given one, in its order, with its connections.
 func (m *memoryKernel) put(table ...TableEntry) {
 	before := m.fake.table
 	m.fake.table = newFakeTable()
@@ -385,7 +384,7 @@ func (m *memoryKernel) connect(s *Service, d *Destination, active, inactive int)
 // table returns a copy of the table.
 func (m *memoryKernel) table() []TableEntry { return mustGet(m.own.GetTable())(m.t) }
 
-// apply makes a change by other means than the handle.
+// apply makes a change without the handle.
 func (m *memoryKernel) apply(cmd uint8, s *Service, d *Destination) syscall.Errno {
 	switch err := m.own.call(cmd, unix.NLM_F_ACK, change(cmd, s, d), nil).(type) {
 	case nil:

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipvsadm -R makes the same of each text as ParseTable reads, but for where the
-// doc comment says so.
+// ipvsadm -R makes the table of each text that ParseTable returns, except for the
+// differences in its doc comment.
 func TestKernelParseTableAsRestored(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	ipvsadm(t, ns, "-Ln")
@@ -58,8 +58,8 @@ func TestKernelParseTableAsRestored(t *testing.T) {
 	}
 }
 
-// A saved table restored with Reconcile does not cut the connections of what
-// stays, and takes away what has come since.
+// Restoring a saved table with Reconcile does not cut the connections of destinations
+// that stay, and deletes those that were added since.
 func TestKernelRestore(t *testing.T) {
 	n := newNetwork(t)
 	web := &Service{Address: net.ParseIP(virtual4), Protocol: unix.IPPROTO_TCP, Port: 80, SchedName: RoundRobin, Netmask: 0xFFFFFFFF}

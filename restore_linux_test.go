@@ -46,9 +46,8 @@ func real8080(change ...func(*Destination)) *Destination {
 	return d
 }
 
-// parseTests are texts and their tables: every option under its long and short
-// name, in all the ways in which ipvsadm reads it; what is left out has ipvsadm's
-// default.
+// parseTests are texts and their tables: every option under its long and short name, in
+// all the ways in which ipvsadm reads it; omitted options have ipvsadm's defaults.
 func parseTests() map[string][]TableEntry {
 	v6 := func(s *Service) {
 		s.Address, s.AddressFamily, s.Netmask = net.ParseIP("2001:db8::1"), unix.AF_INET6, 128
@@ -133,7 +132,7 @@ func parseTests() map[string][]TableEntry {
 	}
 }
 
-// Each error says where it is: the line, the column of the word, and what is wrong.
+// Each error names the line, the column of the word, and the mistake.
 func TestParseTableErrors(t *testing.T) {
 	const service = "-A -t 10.0.0.1:80\n"
 	for text, want := range map[string]string{
@@ -252,7 +251,7 @@ func FuzzParseTable(f *testing.F) {
 	})
 }
 
-// A name is told by a letter, the first and the last of each case among them.
+// A name is recognized by a letter, including the first and the last one of each case.
 func TestNamesHint(t *testing.T) {
 	for _, text := range []string{"a", "z", "A", "Z", "10.0.0.1m"} {
 		if namesHint(text) == "" {

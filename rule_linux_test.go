@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A name that is no word cannot become a second command or another option in what
-// is printed as ipvsadm's commands.
+// A name that is not a word cannot become a second command or another option in printed
+// ipvsadm commands.
 func TestRuleQuotesNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"rr":     "rr",

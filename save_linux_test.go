@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Both ways, nothing is lost.
+// Nothing is lost in either direction.
 func TestWriteTable(t *testing.T) {
 	table, err := ParseTable(strings.NewReader(savedTable))
 	must(t, err)
@@ -62,7 +62,8 @@ func (failingWriter) Write(b []byte) (int, error) {
 	return 0, errors.ErrUnsupported
 }
 
-// What ipvsadm cannot say is an error that names it, and nothing is written.
+// An entry that ipvsadm cannot express is an error that names it, and nothing is
+// written.
 func TestWriteTableErrors(t *testing.T) {
 	udp := func(s *Service) { s.Protocol = unix.IPPROTO_UDP }
 	for want, e := range map[string]TableEntry{
@@ -114,7 +115,7 @@ func TestWriteTableErrors(t *testing.T) {
 	} {
 		good := tcp(func(s *Service) { s.Address = net.IP{10, 0, 0, 2} })
 		var text bytes.Buffer
-		// Beside another that cannot be said: both are named.
+		// With another that cannot be expressed: both are named.
 		bad := tcp(func(s *Service) { s.FWMark, s.Timeout = 99, 1 })
 		err := WriteTable(&text, []TableEntry{{Service: good}, e, {Service: bad}})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ipvs: service -f 99: ") || text.Len() > 0 {

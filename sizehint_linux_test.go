@@ -34,7 +34,7 @@ func TestLengths(t *testing.T) {
 	guess(cmdGetDest, c, 1<<20)
 }
 
-// A list that had no entries is expected to have none, whatever others had.
+// A list that was empty is expected to be empty, whatever others had.
 func TestPredictEmptyList(t *testing.T) {
 	var l sizeHints
 	a, b := serviceKey{port: 1}, serviceKey{port: 2}

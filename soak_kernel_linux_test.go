@@ -41,8 +41,8 @@ func usageNow(t *testing.T) (u usage) {
 }
 
 // A long run of mixed operations: memory, descriptors and threads stay flat.
-// IPVS_TEST_QUEUE makes the receive queue small: then errors are allowed, but no
-// success that did not happen.
+// IPVS_TEST_QUEUE makes the receive queue small: then errors are allowed, but no false
+// successes.
 func TestKernelSoak(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
@@ -114,7 +114,7 @@ func TestKernelSoak(t *testing.T) {
 				fail(err)
 				return 1
 			}
-			// While their table grows, kernels from 7 on list it incompletely.
+			// While their table grows, Linux 7 and later list it incompletely.
 			eventually(func() bool {
 				again, err := i.GetServices()
 				if err == nil {
@@ -156,7 +156,7 @@ func TestKernelSoak(t *testing.T) {
 	}
 }
 
-// read returns the weights of the table, from a handle with a queue of its own.
+// read returns the weights of the table, from a handle with its own queue.
 func read(t *testing.T, i *Handle) map[int]int {
 	t.Helper()
 	weights := map[int]int{}

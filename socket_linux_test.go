@@ -37,7 +37,7 @@ func TestClosedSocket(t *testing.T) {
 }
 
 // Close returns at once, whatever other calls do: here one is inside sendmsg, and
-// another waits for it. The descriptor stays open until the call leaves.
+// another waits for it. The descriptor stays open until the call returns.
 func TestCloseDuringSend(t *testing.T) {
 	i, _ := newFake(t, acknowledge)
 	s := i.socket
@@ -105,8 +105,8 @@ func TestCloseNeverTouchesReusedDescriptors(t *testing.T) {
 	}
 }
 
-// fullSocket returns a socket that has no room to send, what it was filled with,
-// and the other end. Only the address family is other than netlink's.
+// fullSocket returns a socket that has no room to send, what it was filled with, and
+// the other end. Only the address family is not netlink's.
 func fullSocket(t *testing.T) (s *socket, filler []byte, peer int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -172,7 +172,7 @@ func TestCloseEndsSend(t *testing.T) {
 	}
 }
 
-// What send says after the wait is the error of the call.
+// The error of send after the wait is the error of the call.
 func TestSendFailsAfterWait(t *testing.T) {
 	i, k := newFake(t, acknowledge)
 	k.sendErr = []error{unix.EAGAIN, unix.ENOMEM}
@@ -228,14 +228,14 @@ func TestListAfterAbandonedList(t *testing.T) {
 	}
 }
 
-// The sizes of the two buffers are not taken for each other.
+// The sizes of the two buffers are not mixed up.
 func TestSocketBuffers(t *testing.T) {
 	s := netlinkSocket(t)
 	defer s.close()
 	must(t, s.withFD(func(fd int) error {
 		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 20000), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 30000))
 	}))
-	// The kernel doubles what is asked for.
+	// The kernel doubles the requested size.
 	if receive, send := s.buffers(); receive != 40000 || send != 60000 {
 		t.Errorf("got %d, %d", receive, send)
 	}

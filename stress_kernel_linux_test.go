@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests under load on a real kernel. IPVS_TEST_LONG=1 makes them as long as they
-// are meant to be; CI runs their short forms.
+// Tests under load on a real kernel. IPVS_TEST_LONG=1 runs their long forms; CI runs
+// the short ones.
 
 // times returns the number of repetitions.
 func times(short, long int) int {
@@ -31,9 +31,9 @@ func times(short, long int) int {
 	return short
 }
 
-// 32 goroutines with everything a handle can do, on one handle and on handles of
-// other namespaces, and Close at random moments: each call ends with a right
-// result or with ErrClosed, and nothing is left.
+// 32 goroutines make all calls, on one handle and on handles of other namespaces, and
+// Close at random moments: each call ends with a right result or with ErrClosed, and
+// nothing leaks.
 func TestKernelStress(t *testing.T) {
 	needKernel(t)
 	shared, others := newNamespace(t), []netns.NsHandle{newNamespace(t), newNamespace(t), newNamespace(t)}
@@ -81,7 +81,7 @@ func TestKernelStress(t *testing.T) {
 	}
 }
 
-// settled returns the number of goroutines once it is down to n, or after a while.
+// settled returns the number of goroutines when it has fallen to n, or after a while.
 func settled(n int) int {
 	for range 100 {
 		if runtime.NumGoroutine() <= n {
@@ -266,9 +266,8 @@ func init() {
 	})
 }
 
-// A process is killed in the middle of Do and Reconcile: what is there is what
-// the first so many changes make, in the order that they have, and the next
-// Reconcile repairs it.
+// A process is killed in the middle of Do and Reconcile: the table is then the result
+// of the first changes, in their order, and the next Reconcile repairs it.
 func TestKernelKilled(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	partial := 0
@@ -280,7 +279,7 @@ func TestKernelKilled(t *testing.T) {
 		checkTable(t, i, have)
 		from := have // as the process takes it: the order of the changes depends on it
 		if seed%2 == 0 {
-			// While their table grows, kernels from 7 on list it incompletely.
+			// While their table grows, Linux 7 and later list it incompletely.
 			time.Sleep(50 * time.Millisecond)
 			eventually(func() bool { from = mustGet(i.GetTable())(t); return len(from) == len(have) })
 		}
@@ -322,7 +321,7 @@ func TestKernelKilled(t *testing.T) {
 	}
 }
 
-// isMade tells whether a change that creates something was made.
+// isMade reports whether a change that creates something was made.
 func isMade(i *Handle, msg []byte, s *Service, d *Destination) (bool, error) {
 	switch commandOf(msg) {
 	case cmdNewService:
@@ -338,7 +337,8 @@ func isMade(i *Handle, msg []byte, s *Service, d *Destination) (bool, error) {
 	return true, nil
 }
 
-// prefixMade returns how many changes of the batch lead from have to is, -1 if no number does.
+// prefixMade returns the number of first changes of the batch that lead from have to
+// is, or -1 if there is none.
 func prefixMade(t *testing.T, have []TableEntry, b *Batch, is []TableEntry) int {
 	m, goal := modelOf(t, have), modelOf(t, is)
 	for n, msg := range b.messages {
@@ -354,9 +354,8 @@ func prefixMade(t *testing.T, have []TableEntry, b *Batch, is []TableEntry) int 
 	return -1
 }
 
-// One process adds and deletes as fast as it can while others list and
-// reconcile: no error, nothing twice, and what it does not touch is neither
-// deleted nor made again.
+// One process adds and deletes as fast as it can while others list and reconcile: no
+// error, nothing listed twice, and other entries are neither deleted nor made again.
 func TestKernelChurn(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	stable := wantedTable(150, 3)
@@ -404,8 +403,8 @@ func TestKernelChurn(t *testing.T) {
 }
 
 func init() {
-	// Calls everything that needs CAP_NET_ADMIN, in the way that the environment
-	// says, and prints what came of it.
+	// Makes all calls that need CAP_NET_ADMIN, with the privileges that the environment
+	// names, and prints the results.
 	addHelper("unprivileged", func() error {
 		runtime.LockOSThread()
 		programs := 0
@@ -452,8 +451,8 @@ func dropNetAdmin() error {
 	return unix.Capset(&hdr, &data[0])
 }
 
-// As an ordinary user, in a user namespace, and as root without CAP_NET_ADMIN:
-// the kernel's error comes back, nothing is logged, and no program is run.
+// As an ordinary user, in a user namespace, and as root without CAP_NET_ADMIN: the
+// kernel's error is returned, nothing is logged, and no program is run.
 func TestKernelPrivileges(t *testing.T) {
 	needKernel(t)
 	dir := t.TempDir()
@@ -480,7 +479,7 @@ func TestKernelPrivileges(t *testing.T) {
 			c.Dir = "/"
 			setUp(c)
 			out, err := c.CombinedOutput()
-			// Built for coverage, the helper has a word to say of that too.
+			// A helper that is built for coverage prints a line about that, too.
 			if err != nil || !strings.HasPrefix(string(out), "0 programs\n") || strings.Contains(string(out), "level=") {
 				t.Errorf("%v: %s", err, out)
 			}

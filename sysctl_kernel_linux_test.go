@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Every setting that the kernel has, and that is one number, is read as it is,
-// and can be written; the namespace of the calling thread stays as it was.
+// Every setting of the kernel that is one number is read correctly and can be written;
+// that of the calling thread's namespace does not change.
 func TestKernelSysctl(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	var names []string
@@ -88,7 +88,7 @@ func readIn(t *testing.T, ns netns.NsHandle, path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// What the kernel refuses comes with an error that says so.
+// Settings and values that the kernel rejects are errors with a hint.
 func TestKernelSysctlErrors(t *testing.T) {
 	i, ns := newKernelHandle(t)
 	_, getErr := i.GetSysctl("no_such_setting")
@@ -107,8 +107,8 @@ func TestKernelSysctlErrors(t *testing.T) {
 	}
 }
 
-// In a container /proc/sys is read-only: settings can be read, and the error of
-// writing one says why it cannot be.
+// In a container /proc/sys is read-only: settings can be read, and the error of writing
+// one gives the reason.
 func TestKernelSysctlReadOnly(t *testing.T) {
 	needKernel(t)
 	c := helper("read-only-proc")
@@ -139,8 +139,8 @@ func init() {
 	})
 }
 
-// In its own namespace a process without privileges reads settings and counters;
-// to write, or to go elsewhere, it may not.
+// In its own namespace a process without privileges can read settings and counters; it
+// cannot write, or read in others.
 func TestKernelBesideNetlinkUnprivileged(t *testing.T) {
 	_, ns := newKernelHandle(t)
 	file := os.NewFile(uintptr(mustGet(unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0))(t)), "ns")
@@ -193,7 +193,7 @@ func init() {
 	})
 }
 
-// The totals are what /proc/net/ip_vs_stats says, and the sum over the services.
+// The totals are those in /proc/net/ip_vs_stats, and the sum over the services.
 func TestKernelTotals(t *testing.T) {
 	n := newNetwork(t)
 	const sockets = 20

@@ -30,7 +30,7 @@ func TestReadSysctl(t *testing.T) {
 	}
 }
 
-// A name that is no setting's never reaches the file system.
+// An invalid name never reaches the file system.
 func TestSysctlNames(t *testing.T) {
 	i, _ := newFake(t, nil)
 	for _, name := range []string{"", ".", "..", "../ip_forward", "vs/am_droprate", "/etc/passwd", "am_droprate/", "am.droprate",
@@ -50,7 +50,7 @@ func TestSysctlNames(t *testing.T) {
 	}
 }
 
-// A value of more than 32 bits is refused as the kernel refuses it.
+// A value of more than 32 bits has the error that the kernel would return.
 func TestSetSysctlRange(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("SKIP: no int has more than 32 bits here")
@@ -64,7 +64,7 @@ func TestSetSysctlRange(t *testing.T) {
 	}
 }
 
-// The largest and the smallest values are not refused for their size.
+// The largest and the smallest values are not rejected for their size.
 func TestSetSysctlLimits(t *testing.T) {
 	i, _ := newFake(t, nil)
 	i.Close()
@@ -108,7 +108,7 @@ func TestParseTotals(t *testing.T) {
 	}
 }
 
-// A Fake has no files of /proc: the calls say so, and never read the machine's own.
+// A Fake has no files of /proc: the calls fail, and never read the machine's own.
 func TestBesideNetlinkFake(t *testing.T) {
 	i := NewFake().Handle()
 	defer i.Close()

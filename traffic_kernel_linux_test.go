@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests with real traffic, and those of what the protocol carries beyond
-// services and destinations.
+// Tests with real traffic, and of the parts of the protocol beyond services and
+// destinations.
 
-// counters are those that only grow: connections, packets in and out, bytes in
-// and out; the order is ipvsadm's.
+// counters are those that only increase: connections, packets in and out, bytes in and
+// out; the order is ipvsadm's.
 type counters [5]uint64
 
 func countersOf(s Stats64) counters {
@@ -162,7 +162,7 @@ func TestKernelCounters(t *testing.T) {
 	for _, x := range udp {
 		wantCounters(t, n, x.s, x.d, x.want)
 	}
-	// How many packets TCP makes of it is its own affair, but not how many connections.
+	// The number of packets is up to TCP, but not the number of connections.
 	eventually(func() bool { s, _ := statsOf(t, n.ipvs, tcp.s); return s.Connections == sockets })
 	got, dest := sameAsIpvsadm(t, n, tcp.s, tcp.d, countersOf, "--stats")
 	if got != dest {
@@ -186,7 +186,7 @@ func TestKernelCounters(t *testing.T) {
 		wantCounters(t, n, x.s, x.d, counters{})
 	}
 
-	// It goes on counting from there, and the rates are those of now.
+	// It continues to count from there, and the rates are the current ones.
 	x := udp[1]
 	var sent uint64
 	eventually(func() bool {
@@ -204,7 +204,7 @@ func TestKernelCounters(t *testing.T) {
 	wantCounters(t, n, x.s, x.d, counters{sent, 2 * sent, sent, sent * 2 * (x.overhead + 1), sent * (x.overhead + uint64(len(answer)))})
 	service, dest := sameAsIpvsadm(t, n, x.s, x.d, ratesOf, "--rate")
 	for _, r := range []counters{service, dest} {
-		// Else the comparison has shown nothing.
+		// Otherwise the comparison proves nothing.
 		if r[0] == 0 || r[1] <= r[2] || r[2] == 0 || r[3] == 0 || r[4] <= r[3] {
 			t.Errorf("rates %v, want all above zero, more packets in than out and fewer bytes", r)
 		}
@@ -225,10 +225,10 @@ func hostPort(host string, port uint16) string { return net.JoinHostPort(host, f
 // TunnelFlags say.
 func TestKernelTunnel(t *testing.T) {
 	n := newNetwork(t)
-	// Some of them may be built in, or come by themselves.
+	// Some of them may be built in, or loaded automatically.
 	exec.Command("modprobe", "-a", "ipip", "ip_gre", "fou").Run()
 	// Replies come from the virtual address. They go straight to the client: the
-	// director would not take packets from an address of its own.
+	// director would not accept packets from one of its own addresses.
 	iproute(t, n.client, linkTo("direct", n.real, "direct"), "addr add 10.8.0.1/24 dev direct", "link set direct up")
 	iproute(t, n.real,
 		"addr add 10.8.0.2/24 dev direct", "link set direct up",
@@ -299,7 +299,7 @@ func TestKernelTunnel(t *testing.T) {
 			}
 		})
 	}
-	// What IPVS counts is what was wrapped, and it does not see the replies.
+	// IPVS counts the inner packets, and does not see the replies.
 	wantCounters(t, n, s, d, counters{uint64(len(tests)), uint64(len(tests)), 0, uint64(len(tests) * (28 + len(request))), 0})
 }
 
