@@ -1,4 +1,4 @@
-# The commands of the project; `make help` lists them. The scripts say more.
+# The commands of the project; `make help` lists them. The scripts have the details.
 # KERNEL chooses the kernel of the virtual machine: 5.10, 6.1, 6.12 or 7.2.
 
 .PHONY: help demo proxier test test-kernels test-arch race fuzz soak mutation bench scale consumers lint fmt
@@ -27,19 +27,19 @@ race: ## unit and kernel tests with the race detector
 fuzz: ## each fuzz target for FUZZTIME (30s)
 	testdata/scripts/fuzz
 
-soak: ## a long run, with room and under memory pressure; LONG=1 for a million operations
+soak: ## a long run, with and without memory pressure; LONG=1 for a million operations
 	testdata/scripts/soak
 
-mutation: ## break the library in many small ways, and see that the tests notice
+mutation: ## break the library in many small ways, and check that the tests notice
 	testdata/scripts/mutation
 
-bench: ## instruction counts beside other libraries and the kernel's own limit
+bench: ## instruction counts of this library, other libraries and the limit
 	testdata/scripts/bench
 
 scale: ## 10,000 services with 10 destinations each
 	testdata/scripts/scale
 
-consumers: ## the tests of programs that use the original, with it and with this
+consumers: ## the tests of programs that use moby/ipvs, with it and with this library
 	testdata/scripts/consumers
 
 lint: ## format, vet, staticcheck

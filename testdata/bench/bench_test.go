@@ -34,8 +34,8 @@ func newMeter(b *testing.B) *meter {
 }
 
 func (m *meter) start() {
-	// What was prepared is not to be collected on the library's account, nor what
-	// the kernel puts off of its work to be done on it.
+	// The library is not charged for collecting the garbage of the preparation, nor
+	// for work that the kernel deferred.
 	runtime.GC()
 	time.Sleep(100 * time.Millisecond)
 	var memory runtime.MemStats
@@ -351,7 +351,7 @@ func BenchmarkNewClose(b *testing.B) {
 			return err
 		}
 	case "limit":
-		runtime.LockOSThread() // for good: the thread ends with the benchmark
+		runtime.LockOSThread() // never unlocked: the thread ends with the benchmark
 		newClose = func() error { return socketAt(path) }
 	default:
 		b.Skip("it can neither choose a namespace nor close")

@@ -11,8 +11,8 @@ import (
 	this "ipvs.test/checkout"
 )
 
-// What a container daemon does for each container: it opens a handle for a
-// network namespace, looks whether a service is there, adds a destination, and
+// A container daemon does this for each container: it opens a handle for a
+// network namespace, checks whether a service exists, adds a destination, and
 // closes the handle. An op is all of that; there are at most 500.
 func BenchmarkDaemon(b *testing.B) {
 	const services = 500
@@ -90,7 +90,7 @@ func daemonChange[S, D any, H interface {
 // namespace and back for each socket, as the libraries do.
 func limitDaemon(b *testing.B, ns namespace, table []service, added func(int) destination) func(n int) error {
 	c := open(b, "limit", ns).(*limit)
-	runtime.LockOSThread() // for good: the thread ends with the benchmark
+	runtime.LockOSThread() // never unlocked: the thread ends with the benchmark
 	in := make([]byte, 4<<10)
 	var gets, news [][]byte
 	for n := range table {

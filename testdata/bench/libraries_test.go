@@ -30,7 +30,7 @@ type client interface {
 type batcher interface {
 	client
 	collect()        // puts the prepared changes into a new batch
-	applyAll() error // what was collected
+	applyAll() error // makes the collected changes
 }
 
 // reconciler is a client that can bring a table, now in the state from, to

@@ -102,7 +102,8 @@ func (c *limit) close() {
 	unix.Close(c.opt)
 }
 
-// message returns a request; a full one has what creates and updates need.
+// message returns a request; a full one has the attributes that creates and updates
+// need.
 func (c *limit) message(cmd uint8, flags uint16, s *service, d *destination, full bool) []byte {
 	b := native.AppendUint32(nil, 0)
 	b = native.AppendUint16(b, c.family)
@@ -222,7 +223,7 @@ func (c *limit) prepareReconcile(from, to []service) {
 }
 
 // reconcile is the reading of the table, and the changes. Services have to be listed
-// over netlink, since nothing else tells those of IPv6 and persistence engines.
+// over netlink, since nothing else reports those of IPv6 and persistence engines.
 func (c *limit) reconcile() (int, error) {
 	if _, err := c.services(); err != nil {
 		return 0, err

@@ -105,7 +105,7 @@ func mixedEvery(b *testing.B, every int, change func(*this.TableEntry)) {
 		found(b, "changes", changes, 0, err)
 	}
 	check() // not counted, as above
-	check() // what has to be read over netlink is known from now on
+	check() // now the handle knows which services to read over netlink
 	for range b.N {
 		m.start()
 		check()

@@ -38,7 +38,7 @@ func newTable(services, destinations int) []service {
 	return table
 }
 
-// standard is the table of all workloads that do not say otherwise.
+// standard is the table of all workloads that have no other.
 func standard() []service { return newTable(2000, 5) }
 
 // changed returns the table with another weight for each destination whose

@@ -147,7 +147,7 @@ func keepalivedConfig(table []service) (text []byte) {
 	return text
 }
 
-// processorTime returns what a process and those that it started have used. The
+// processorTime returns the time that a process and those that it started have used. The
 // kernel counts it in hundredths of a second.
 func processorTime(b *testing.B, pid int) (used time.Duration) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

@@ -217,7 +217,7 @@ func kernelSaid(err error) bool {
 	return bare || err == nil
 }
 
-// refusesFamily reports whether the kernel refused the address family that the
+// refusesFamily reports whether the kernel rejected the address family that the
 // original sent. It lists no destinations then, without an error.
 func (o outcome) refusesFamily() bool {
 	destinations, listed := o.value.([]*original.Destination)
@@ -225,7 +225,7 @@ func (o outcome) refusesFamily() bool {
 		o.err == nil && (o.value == false || listed && len(destinations) == 0))
 }
 
-// isSet reports whether the method sends what a caller can set of a service.
+// isSet reports whether the method sends the settings of a service.
 func isSet(method string) bool { return method == "NewService" || method == "UpdateService" }
 
 // setsDestination does so for a destination.

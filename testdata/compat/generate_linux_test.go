@@ -64,7 +64,7 @@ func newGenerator(t *testing.T) generator {
 
 func pick[T any](g generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// identityOf leaves of a service only what identifies it.
+// identityOf returns a service with only its identity.
 func identityOf(s *original.Service) *original.Service {
 	return &original.Service{Address: s.Address, Protocol: s.Protocol, Port: s.Port, FWMark: s.FWMark, AddressFamily: s.AddressFamily}
 }
@@ -97,11 +97,11 @@ func (g generator) netmask(family uint16) uint32 {
 	if family == syscall.AF_INET6 {
 		return uint32(1 + g.IntN(128))
 	}
-	// As it lies in memory.
+	// In memory order.
 	return binary.NativeEndian.Uint32(net.CIDRMask(g.IntN(33), 32))
 }
 
-// settings fills what an update can change.
+// settings fills in the settings that an update can change.
 func (g generator) settings(s *original.Service) {
 	s.SchedName = pick(g, schedulers...)
 	s.Flags, s.Timeout = 0, 0
@@ -144,7 +144,7 @@ func (g generator) service() *original.Service {
 	return s
 }
 
-// weights fills what an update of a destination can change.
+// weights fills in the settings that an update of a destination can change.
 func (g generator) weights(d *original.Destination) {
 	d.Weight = pick(g, 0, 1, 100, 65535, g.IntN(65536))
 	d.ConnectionFlags = pick(g, methods...)
@@ -194,7 +194,7 @@ func (g generator) entries(n int) []entry {
 	return all
 }
 
-// identity is what the kernel knows a service by.
+// identity is the kernel's key of a service.
 func identity(s *original.Service) string {
 	if s.FWMark != 0 {
 		return fmt.Sprint(s.AddressFamily, s.FWMark)

@@ -19,7 +19,7 @@ import (
 	checkout "ipvs.test/checkout"
 )
 
-// library is what the tests call both through, in the original's types.
+// library is the interface through which the tests call both, in the original's types.
 type library interface {
 	Close()
 	NewService(*original.Service) error
@@ -80,10 +80,10 @@ func (h direct) RewriteDestination(s *original.Service, d *original.Destination)
 	return errNotListed
 }
 
-// errNotListed is what RewriteDestination returns where there is no such destination.
+// errNotListed is the error of RewriteDestination if there is no such destination.
 var errNotListed = errors.New("not listed")
 
-// converted puts a handle of the checkout behind the original's types.
+// converted wraps a handle of the checkout in the original's types.
 type converted struct{ h *checkout.Handle }
 
 // convert copies the fields that the original's type has. They are the first of
@@ -228,7 +228,7 @@ type namespace netns.NsHandle
 
 func newNamespace(t *testing.T) namespace {
 	t.Helper()
-	runtime.LockOSThread() // for good, should the test end in between
+	runtime.LockOSThread() // not unlocked if the test ends in between
 	here, err := netns.Get()
 	if err != nil {
 		t.Fatal(err)

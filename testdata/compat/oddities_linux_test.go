@@ -119,7 +119,7 @@ func (g generator) oddService(s *original.Service) *original.Service {
 func (g generator) changed(d *original.Destination) *original.Destination {
 	d = with(d, g.weights)
 	if g.chance(6) {
-		d.Weight = 1<<16 + g.IntN(1<<20) // most of what the original loses needs this
+		d.Weight = 1<<16 + g.IntN(1<<20) // most of the original's losses need this
 	}
 	for odd := g.chance(3); odd; odd = g.chance(4) {
 		pick(g, oddDestinations...)(g, d)

@@ -66,7 +66,7 @@ func changes(method string) bool {
 		!strings.HasPrefix(method, "Get") && (takesDestination(method) || strings.HasSuffix(method, "Service"))
 }
 
-// outcome is what a caller sees of a call.
+// outcome is the result of a call as a caller sees it.
 type outcome struct {
 	value    any // what it returns beside the error
 	err      error

@@ -42,7 +42,7 @@ func TestSwitch(t *testing.T) {
 	}
 }
 
-// program is a main module in a folder of its own.
+// program is a main module in its own folder.
 type program struct {
 	t            *testing.T
 	checkout     string

@@ -32,7 +32,7 @@ func TestSameTable(t *testing.T) {
 	}
 }
 
-// create programs entries, and fails where the kernel refuses one.
+// create programs entries, and fails if the kernel rejects one.
 func create(t *testing.T, name string, l library, entries []entry) {
 	t.Helper()
 	for _, e := range entries {
@@ -147,7 +147,7 @@ func testNew(t *testing.T) {
 	t.Logf("%d services, %d destinations", len(entries), len(o)-len(entries))
 }
 
-// sameRead asks both for something that is there.
+// sameRead reads something that exists with both.
 func sameRead(t *testing.T, p pair, op operation) {
 	t.Helper()
 	if o, c := readBoth(op, p.original, p.checkout); !same(o, c) || o.err != nil {

@@ -54,7 +54,7 @@ var lookedFor = map[string]string{
 	"Lock": "sync", "Unlock": "sync", "ProtoMessage": "protobuf", "Reset": "protobuf",
 }
 
-// refused lists the methods of a type that something looks for.
+// refused lists the methods of a type that other packages look for.
 func refused(t reflect.Type) []string {
 	var found []string
 	for i := range t.NumMethod() {

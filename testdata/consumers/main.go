@@ -4,7 +4,7 @@
 //
 //	consumers ORIGINAL.json CHECKOUT.json
 //
-// Each file holds what go test -json printed.
+// Each file has the output of go test -json.
 package main
 
 import (
@@ -14,8 +14,8 @@ import (
 	"os"
 )
 
-// suite is a package under test. At least so many of its tests pass with either
-// library: a run of fewer shows less than is promised.
+// suite is a package under test. At least atLeast of its tests must pass with either
+// library, so that a run of fewer tests does not go unnoticed.
 type suite struct {
 	path    string
 	atLeast int
@@ -58,7 +58,7 @@ func readFile(name string) (results, error) {
 	return read(file)
 }
 
-// report writes a line for each suite and library, what differs, and the sum.
+// report writes a line for each suite and library, the differences, and the sum.
 // It reports whether the checkout does as well as the original.
 func report(w io.Writer, suites []suite, original, checkout results) bool {
 	var sum tally

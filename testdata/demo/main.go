@@ -1,9 +1,9 @@
 // Demo shows the ipvs package balancing real connections on a real kernel, and checks every number it prints.
 //
-// It builds a small network of its own, as root, in network namespaces that vanish with the program:
-// a client, a director that runs IPVS, and three real servers. Through the library it creates virtual services
-// of several kinds, sends connections through them, and compares who answered with what the scheduler
-// promises, with the kernel's own counters, and with what ipvsadm reads.
+// As root, it builds a small network in network namespaces that vanish with the program: a client, a director
+// that runs IPVS, and three real servers. With the library it creates virtual services of several kinds, sends
+// connections through them, and compares the answers with the scheduler's promise, with the kernel's counters,
+// and with the output of ipvsadm.
 //
 // It needs a kernel with IPVS, and the programs ipvsadm and iptables.
 package main
@@ -22,7 +22,7 @@ import (
 const (
 	timeLimit = 120 * time.Second // for the whole program
 
-	// The kernel adds its per-CPU counters up every two seconds; until then a reader sees the sums of before.
+	// The kernel sums up its per-CPU counters every two seconds; until then a reader gets the previous sums.
 	counterDelay = 10 * time.Second
 )
 
@@ -51,7 +51,7 @@ type demo struct {
 	weighted, persistent *virtualService // two of the services
 
 	checks int
-	wrong  []string // what the failed checks say
+	wrong  []string // the messages of the failed checks
 }
 
 // check counts a check and returns how to print its outcome.
@@ -64,7 +64,7 @@ func (d *demo) check(ok bool, wrong string, args ...any) string {
 	return "WRONG"
 }
 
-// run is the demo. An error ends it at once; after failed checks it still shows what ipvsadm reads.
+// run is the demo. An error ends it at once; after failed checks it still shows the output of ipvsadm.
 func (d *demo) run() error {
 	for _, program := range []string{"ipvsadm", "iptables"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -98,7 +98,7 @@ func (d *demo) run() error {
 		}
 	}
 
-	// Each step builds on the one before.
+	// Each step builds on the previous one.
 	for _, step := range []func() error{d.showTable, d.showShares, d.showDraining, d.showRestored} {
 		if err := step(); err != nil {
 			return err
@@ -110,7 +110,7 @@ func (d *demo) run() error {
 	return d.showIpvsadm()
 }
 
-// showTable reads the table back and compares it with what was written.
+// showTable reads the table back and compares it with the one that was written.
 func (d *demo) showTable() error {
 	heading("1. The table, as the library reads it")
 	read, err := d.handle.GetServices()
@@ -142,13 +142,13 @@ func (d *demo) showTable() error {
 	return nil
 }
 
-// serviceSettings is what a caller sets of a service besides its identity, in a form to compare.
+// serviceSettings are the settings of a service, without its identity, in a form to compare.
 func serviceSettings(s *ipvs.Service) string {
 	return fmt.Sprintf("{family %d, scheduler %s, flags %#x, timeout %d s, netmask %#x, engine %q}", s.AddressFamily,
 		s.SchedName, s.Flags&^serviceHashed, s.Timeout, s.Netmask, s.PEName)
 }
 
-// destinationSettings is what a caller sets of a destination besides its identity, in a form to compare.
+// destinationSettings are the settings of a destination, without its identity, in a form to compare.
 func destinationSettings(d *ipvs.Destination) string {
 	return fmt.Sprintf("{family %d, weight %d, forwarding %#x, thresholds %d and %d}", d.AddressFamily, d.Weight,
 		d.ConnectionFlags&ipvs.ConnectionFlagFwdMask, d.UpperThreshold, d.LowerThreshold)
@@ -206,7 +206,7 @@ func (d *demo) reweigh(weighted, persistent int) error {
 	return err
 }
 
-// showIpvsadm prints what ipvsadm reads, and compares its connection counters with the library's.
+// showIpvsadm prints the output of ipvsadm, and compares its connection counters with the library's.
 func (d *demo) showIpvsadm() error {
 	heading("5. The same table, as ipvsadm reads it (ipvsadm -Ln --stats)")
 	out, err := d.network.director.run("ipvsadm", "-Ln", "--stats")
@@ -239,7 +239,7 @@ func (d *demo) showIpvsadm() error {
 	return nil
 }
 
-// ipvsadmConnections finds the connection counters in what ipvsadm printed.
+// ipvsadmConnections finds the connection counters in the output of ipvsadm.
 func ipvsadmConnections(out string) map[string]string {
 	counts, service := map[string]string{}, ""
 	for line := range strings.Lines(out) {
@@ -249,7 +249,7 @@ func ipvsadmConnections(out string) map[string]string {
 		case fields[0] == "TCP" || fields[0] == "UDP" || fields[0] == "FWM":
 			service = fields[0] + " " + fields[1]
 			counts[service] = fields[2]
-		case fields[0] == "->" && service != "": // before the first service comes the heading
+		case fields[0] == "->" && service != "": // the heading comes before the first service
 			counts[service+" -> "+fields[1]] = fields[2]
 		}
 	}

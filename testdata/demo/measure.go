@@ -13,7 +13,7 @@ type round struct {
 	service  *virtualService
 	requests int                   // how many; a multiple of the sum of the weights, so that shares are whole numbers
 	answers  []int                 // which real server answered each request
-	expected [len(realServers)]int // by what the scheduler promises
+	expected [len(realServers)]int // by the scheduler's promise
 	answered [len(realServers)]int // by the client's count
 	before   [len(realServers)]int // connections that the kernel had counted before
 	counted  [len(realServers)]int // connections that the kernel counted in this round
@@ -46,8 +46,8 @@ func (d *demo) measure(requests int, services ...*virtualService) ([]*round, err
 	return rounds, nil
 }
 
-// send sends the round's requests, one after the other: the scheduler's promises are about an order.
-// The first that fails ends the round, so that time-outs do not add up.
+// send sends the round's requests one after the other, since the scheduler's promise is about their order.
+// The first failure ends the round, so that timeouts do not add up.
 func (r *round) send(c *client) error {
 	v := r.service
 	for n := range r.requests {
@@ -61,7 +61,7 @@ func (r *round) send(c *client) error {
 	return nil
 }
 
-// judge counts the answers and works out what they should have been.
+// judge counts the answers and computes the expected ones.
 func (r *round) judge() {
 	v := r.service
 	r.answered = count(r.answers)
@@ -119,8 +119,8 @@ func (d *demo) checkRound(r *round) {
 	}
 }
 
-// checkTurns checks that the promise of rr and wrr holds not only in sum but in every turn, which is as many
-// connections in a row as the weights add up to. For a firewall mark this shows that both ports share one turn.
+// checkTurns checks that the promise of rr and wrr holds not only in sum but in every turn, that is, for as many
+// connections in a row as the sum of the weights. For a firewall mark this shows that both ports share one turn.
 func (d *demo) checkTurns(r *round) {
 	turn, wrong := sum(r.service.weights), ""
 	for n := 0; n+turn <= len(r.answers) && wrong == ""; n += turn {

@@ -75,7 +75,7 @@ func (ns *namespace) enter(f func() error) error {
 	})
 }
 
-// run runs a program inside the namespace and returns what it printed.
+// run runs a program inside the namespace and returns its output.
 func (ns *namespace) run(name string, args ...string) (string, error) {
 	var out []byte
 	err := ns.enter(func() (err error) {
@@ -99,7 +99,7 @@ func onOwnThread(f func() error) error {
 	return <-done
 }
 
-// testNetwork is the client, the director and the real servers, each in a namespace of its own.
+// testNetwork is the client, the director and the real servers, each in its own namespace.
 type testNetwork struct {
 	client   *namespace
 	director *namespace
@@ -158,7 +158,7 @@ func (n *testNetwork) setUpDirector() error {
 	if err := configureLink("reals", realGateway4, realGateway6); err != nil {
 		return err
 	}
-	// The virtual addresses are the director's own: IPVS takes packets that are for this machine.
+	// The virtual addresses are the director's own: IPVS handles packets that are for this machine.
 	if err := configureLink("lo", virtualAddress4, virtualAddress6); err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func configureLink(name string, addresses ...netip.Addr) error {
 		}
 		a := &netlink.Addr{
 			IPNet: &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(ones, address.BitLen())},
-			Flags: unix.IFA_F_NODAD, // usable at once: nobody else can have it here
+			Flags: unix.IFA_F_NODAD, // usable at once, since nobody else has this address
 		}
 		if err := netlink.AddrAdd(link, a); err != nil {
 			return fmt.Errorf("address %s on %s: %w", address, name, err)

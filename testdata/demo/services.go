@@ -16,7 +16,7 @@ const (
 	firewallMark      = 1
 )
 
-// Netmask says how much of a client's address persistence looks at; these are all of it.
+// Netmasks of persistence that use the whole client address.
 const (
 	netmask4 = 0xFFFFFFFF
 	netmask6 = 128
@@ -25,7 +25,7 @@ const (
 // The ports of the virtual address that get the firewall mark.
 var markedPorts = []uint16{realPortTCP, realPortTCPAlt}
 
-// virtualService is what the demo wants of one virtual service, and how clients use it.
+// virtualService has the settings of one virtual service, and its use by clients.
 type virtualService struct {
 	ipvs.Service
 	realPort uint16                // of its real servers; 0: the port that the client named (firewall mark)
@@ -85,7 +85,7 @@ func persistentService() *virtualService {
 	return v
 }
 
-// firewallMarkService takes whatever packets carry a mark, here those to two ports: one service for both.
+// firewallMarkService handles all packets that carry a mark, here those to two ports: one service for both.
 func firewallMarkService() *virtualService {
 	v := newService("tcp", virtualAddress4, 0, ipvs.RoundRobin, [...]int{1, 1, 1}, 0)
 	v.FWMark = firewallMark
@@ -159,7 +159,7 @@ func (v *virtualService) destinations(handle *ipvs.Handle) ([len(realServers)]*i
 	return ordered, nil
 }
 
-// connections reads how many connections the kernel has counted so far, in all and for each real server.
+// connections reads the kernel's counts of connections so far, in total and for each real server.
 func (v *virtualService) connections(handle *ipvs.Handle) (total int, counted [len(realServers)]int, err error) {
 	service, err := handle.GetService(&v.Service)
 	if err != nil {

@@ -16,8 +16,7 @@ const (
 	realPortUDP    = 5353
 )
 
-// requestTimeout bounds one request. Nothing here is slow, not even an emulated machine: a request that
-// takes longer is lost.
+// requestTimeout bounds one request. Even an emulated machine is faster: a request that takes longer is lost.
 const requestTimeout = 5 * time.Second
 
 // startRealServers makes every real server answer with its name, on all its addresses and ports.
@@ -70,7 +69,7 @@ func answerUDP(conn net.PacketConn, name string) {
 	}
 }
 
-// client asks virtual services who answers.
+// client sends requests to virtual services, whose real servers answer with their names.
 type client struct {
 	lastPort uint16
 }
@@ -79,7 +78,7 @@ type client struct {
 // It must run in the client's namespace.
 //
 // Each request has a client port that no other one had. IPVS remembers for minutes which real server a client
-// address and port belong to, so a repeated port would not be scheduled anew; with ports picked at random
+// address and port belong to, so a repeated port would not be scheduled again; with ports picked at random
 // that happens now and then.
 func (c *client) ask(network string, from netip.Addr, to netip.AddrPort) (int, error) {
 	c.lastPort++

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// To compile and link takes far longer than most tests. So one program has many
-// mutants: a function that is broken is there twice, as it is and as the mutant has
-// it, and begins with the choice between them. An environment variable chooses.
+// Compiling and linking take far longer than most tests. So one program has many
+// mutants: a broken function occurs twice, unchanged and as in the mutant, and begins
+// with the choice between them. An environment variable chooses.
 
 // numberVariable is the environment variable that chooses the mutant.
 const numberVariable = "IPVS_MUTANT"
 
-// chooser comes behind doc.go, which has no code of its own.
+// chooser is appended to doc.go, which has no code of its own.
 const chooser = `
 import (
 	"os"
@@ -24,8 +24,8 @@ import (
 var mutantNumber, _ = strconv.Atoi(os.Getenv("` + numberVariable + `"))
 `
 
-// combine numbers the mutants that can be in one program, and returns the files
-// of that program that are not as they were.
+// combine numbers the mutants that can be in one program, and returns the changed files
+// of that program.
 func (l *library) combine(mutants []*mutant) map[string][]byte {
 	choices := map[string][]edit{}
 	copies := map[string]string{}
@@ -65,7 +65,7 @@ func (l *library) combine(mutants []*mutant) map[string][]byte {
 	return files
 }
 
-// enclosing returns the function in which the mutant is, nil for none.
+// enclosing returns the function that contains the mutant, or nil if there is none.
 func (l *library) enclosing(m *mutant) *ast.FuncDecl {
 	for _, decl := range l.files[m.file].Decls {
 		f, ok := decl.(*ast.FuncDecl)

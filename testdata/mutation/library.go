@@ -47,7 +47,8 @@ func loadLibrary(dir string) (*library, error) {
 	return l, l.check("", nil, l.info)
 }
 
-// compiled imports what the library imports, as the go command compiled it.
+// compiled imports the packages that the library imports, as the go command compiled
+// them.
 func compiled(dir string, fset *token.FileSet) (types.Importer, error) {
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", ".")
 	list.Dir, list.Env, list.Stderr = dir, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
@@ -98,7 +99,7 @@ func (l *library) compiles(m *mutant) error {
 // differs reports whether the mutant compiles and is another program.
 func (l *library) differs(m *mutant) bool { return m.old != m.new && l.compiles(m) == nil }
 
-// gone returns the equivalents that are no longer there, whatever the seed.
+// gone returns the equivalents that no longer occur, whatever the seed.
 func (l *library) gone(known equivalents) (gone [][3]string) {
 	there := map[[3]string]bool{}
 	for _, name := range l.names {

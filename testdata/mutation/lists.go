@@ -35,8 +35,8 @@ func (m *mutant) String() string {
 	return fmt.Sprintf("%s %s:%d:%d %s in %s: %s -> %s", m.id, m.file, m.at.Line, m.at.Column, m.kind, m.function, m.old, m.new)
 }
 
-// paragraphs reads paragraphs of four lines: "# " and a text, a line, "- " and
-// what is, "+ " and what the mutant makes of it.
+// paragraphs reads paragraphs of four lines: "# " and a text, a line, "- " and the
+// original, "+ " and its replacement.
 func paragraphs(path string) (all [][4]string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -55,9 +55,9 @@ func paragraphs(path string) (all [][4]string, err error) {
 	return all, nil
 }
 
-// readMutants reads the mutants written by hand: a name, "file [kernel tests]",
-// the text to replace, which must be there exactly once, and its replacement;
-// \n and \t in them stand for themselves.
+// readMutants reads the mutants written by hand: a name, "file [kernel tests]", the
+// text to replace, which must occur exactly once, and its replacement; \n and \t in
+// them stand for themselves.
 func readMutants(path string, sources map[string][]byte) (mutants []*mutant, err error) {
 	all, err := paragraphs(path)
 	if err != nil {

@@ -3,9 +3,9 @@
 //
 //	mutation [flags] CHECKOUT
 //
-// The file mutants, beside this one, says what to break: a name, a file and the
-// kernel tests that must notice it (none: the unit tests), the text to replace,
-// which must be there exactly once, and its replacement.
+// The file mutants in this directory lists handwritten mutants: a name, a file and the
+// kernel tests that must notice it (if there are none, the unit tests), the text to
+// replace, which must occur exactly once, and its replacement.
 //
 // Besides, a seed chooses places to break: comparisons, constants and so on. The
 // unit tests run first, then those that need a kernel, many mutants in one virtual

@@ -101,7 +101,7 @@ func (f *finder) text(n ast.Node) string {
 	return string(f.source[f.offset(n.Pos()):f.offset(n.End())])
 }
 
-// add notes a place; each text is one way to write node otherwise.
+// add records a place; each text is another way to write node.
 func (f *finder) add(kind string, node ast.Node, texts ...string) {
 	var edits []edit
 	for _, text := range texts {
@@ -184,7 +184,7 @@ func (f *finder) visit(n ast.Node) bool {
 			f.bound(n.Index)
 		}
 	case *ast.CallExpr:
-		// A capacity only says how much memory there is to begin with.
+		// A capacity is only the initial size of the memory.
 		if name, ok := n.Fun.(*ast.Ident); ok && name.Name == "make" && len(n.Args) == 3 {
 			for _, arg := range n.Args[:2] {
 				ast.Inspect(arg, f.visit)
@@ -241,7 +241,7 @@ func (f *finder) constant(x ast.Expr, name *ast.Ident) bool {
 	return true
 }
 
-// condition breaks what decides about a branch. What it calls is still called.
+// condition breaks the condition of a branch. Its calls are still made.
 func (f *finder) condition(cond ast.Expr, canBeTrue bool) {
 	text := f.text(cond)
 	texts := []string{"(" + text + ") && false"}
@@ -264,7 +264,7 @@ func (f *finder) bound(x ast.Expr) {
 	}
 }
 
-// dropError breaks what returns an error.
+// dropError breaks statements that return an error.
 func (f *finder) dropError(n *ast.ReturnStmt) {
 	if f.result == nil || len(n.Results) == 0 || len(n.Results) != f.result.Len() ||
 		f.result.At(f.result.Len()-1).Type().String() != "error" {
@@ -285,7 +285,7 @@ func isCall(x ast.Expr) bool {
 	return ok
 }
 
-// statement removes a statement. What an assignment calls is still called.
+// statement removes a statement. The calls of an assignment are still made.
 func (f *finder) statement(n ast.Stmt) {
 	const kind = "removed statement"
 	switch n := n.(type) {
@@ -349,8 +349,8 @@ func apply(source []byte, edits ...edit) []byte {
 	return out.Bytes()
 }
 
-// lines returns the lines that the edit changes, as they were and as they are,
-// without what is around them and with single spaces.
+// lines returns the lines that the edit changes, before and after, without the
+// surrounding ones and with single spaces.
 func lines(source []byte, e edit) (old, new string) {
 	from, to := bytes.LastIndexByte(source[:e.from], '\n')+1, len(source)
 	if n := bytes.IndexByte(source[e.to:], '\n'); n >= 0 {

@@ -102,8 +102,9 @@ func failed(out string) string {
 	return "a crash"
 }
 
-// prepare builds the program with most mutants, checks that the tests pass without a mutant, or their failure would say
-// nothing, and learns which of them need a kernel with IPVS.
+// prepare builds the program with most mutants, checks that the tests pass without a
+// mutant (otherwise their failure would prove nothing), and determines which of them
+// need a kernel with IPVS.
 func (r *runner) prepare(mutants []*mutant) (err error) {
 	if r.all, err = r.build("all", r.library.combine(mutants)); err != nil {
 		return err
@@ -113,7 +114,7 @@ func (r *runner) prepare(mutants []*mutant) (err error) {
 	if err != nil {
 		return fmt.Errorf("the tests fail without a mutant: %w\n%s", err, out)
 	}
-	// A mutant that takes so much longer will not end.
+	// A mutant that takes this much longer will not end.
 	r.limit = 15*time.Second + 5*time.Since(began)
 	seen := map[string]bool{}
 	for _, found := range skippedTest.FindAllStringSubmatch(out, -1) {
@@ -168,7 +169,8 @@ func (r *runner) testsFor(m *mutant) string {
 	return patterns("600", related) + patterns("300", others) + patterns("900", long)
 }
 
-// patterns returns what the guest's script understands; nothing for no tests.
+// patterns returns the tests in the form that the guest's script reads; nothing for no
+// tests.
 func patterns(seconds string, names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -191,8 +193,8 @@ func (r *runner) try(m *mutant, name string) error {
 //go:embed guest.sh
 var guestScript string
 
-// inGuest runs the kernel tests of mutants in one virtual machine, as far as it
-// gets; it returns those that are still to be tried.
+// inGuest runs the kernel tests of mutants in one virtual machine, until it ends, and
+// returns the mutants that are still to be tried.
 func (r *runner) inGuest(kernel string, mutants []*mutant) (left []*mutant, err error) {
 	dir, err := os.MkdirTemp(r.work, "guest.")
 	if err != nil {

@@ -21,14 +21,14 @@ var allSchedulers = []string{
 	ipvs.WeightedFailover, ipvs.WeightedOverflow, ipvs.MaglevHashing, ipvs.PowerOfTwoChoices,
 }
 
-// domain says which values are generated; each is a part of the one before.
+// domain is a set of values to generate; each is a part of the previous one.
 type domain int
 
 const (
-	taken    domain = iota // what the kernel takes
-	readable               // what ipvsadm -Sn reads without a fault of its own
-	written                // what ipvsadm -Sn writes without loss
-	restored               // what ipvsadm -R takes
+	taken    domain = iota // values that the kernel accepts
+	readable               // values that ipvsadm -Sn reads without a mistake of its own
+	written                // values that ipvsadm -Sn writes without loss
+	restored               // values that ipvsadm -R accepts
 )
 
 const (
@@ -117,7 +117,7 @@ func (g generator) service() ipvs.Service {
 	return s
 }
 
-// settings fills what an update of a service can change.
+// settings fills in the settings of a service.
 func (g generator) settings(s *ipvs.Service) {
 	v6 := normalisedService(*s).AddressFamily == unix.AF_INET6
 	udp := s.FWMark == 0 && s.Protocol == unix.IPPROTO_UDP
@@ -161,7 +161,7 @@ func (g generator) settings(s *ipvs.Service) {
 	}
 }
 
-// hashes tells whether the scheduler's flags have names of its own.
+// hashes reports whether the flags have names of their own for the scheduler.
 func hashes(s ipvs.Service) bool {
 	return s.SchedName == ipvs.SourceHashing || s.SchedName == ipvs.MaglevHashing
 }
@@ -201,7 +201,7 @@ func (g generator) destination(s ipvs.Service) ipvs.Destination {
 	return d
 }
 
-// parameters fills what an update of a destination of s can change.
+// parameters fills in the settings of a destination of s.
 func (g generator) parameters(d *ipvs.Destination, s ipvs.Service) {
 	d.Weight = int(g.number("weight", 0, maxIpvsadmWeight))
 	if g.domain != restored {
@@ -298,7 +298,7 @@ type entry struct {
 	destinations []ipvs.Destination
 }
 
-// serviceID is what identifies a service of a normalised table.
+// serviceID identifies a service of a normalised table.
 func serviceID(s ipvs.Service) string {
 	if s.FWMark != 0 {
 		return fmt.Sprintf("%d mark %d", s.AddressFamily, s.FWMark)
@@ -306,7 +306,7 @@ func serviceID(s ipvs.Service) string {
 	return fmt.Sprintf("%d %x %d %d", s.AddressFamily, []byte(s.Address), s.Protocol, s.Port)
 }
 
-// destinationID is what identifies a destination of a service.
+// destinationID identifies a destination of a service.
 func destinationID(d ipvs.Destination) string {
 	return fmt.Sprintf("%d %x %d", d.AddressFamily, []byte(d.Address), d.Port)
 }

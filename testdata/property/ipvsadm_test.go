@@ -46,7 +46,7 @@ func ipvsadmTable(t rapid.TB) table {
 	return tab
 }
 
-// visible is t without what ipvsadm -Sn does not print.
+// visible returns t without the settings that ipvsadm -Sn does not print.
 func visible(t table) table {
 	t = normalised(t)
 	for i := range t {
@@ -97,7 +97,7 @@ type rule struct {
 	destination ipvs.Destination
 }
 
-// parseSaved reads what ipvsadm -Sn prints.
+// parseSaved parses the output of ipvsadm -Sn.
 func parseSaved(text string) (table, error) {
 	var t table
 	for line := range strings.Lines(text) {
@@ -232,7 +232,7 @@ func parseRule(words []string) (rule, error) {
 	return r, err
 }
 
-// addThresholds fills in the thresholds from what ipvsadm -Ln --thresholds prints.
+// addThresholds fills in the thresholds from the output of ipvsadm -Ln --thresholds.
 func addThresholds(t table, text string) error {
 	protocols := map[string]string{"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service", "FWM": "-f"}
 	thresholds := map[string][2]uint32{}

@@ -23,7 +23,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// inVM tells whether this is the project's own virtual machine: there, a missing
+// inVM reports whether this is the project's own virtual machine: there, a missing
 // kernel or ipvsadm is a failure and not a reason to skip.
 var inVM = os.Getenv("IPVS_TEST_VM") != ""
 
@@ -129,7 +129,7 @@ func update(t rapid.TB, h *ipvs.Handle, tab table) {
 	}
 }
 
-// read reads the table as the library gives it, but for counters and order.
+// read reads the table with the library, without counters and in a fixed order.
 func read(t rapid.TB, h *ipvs.Handle) table {
 	t.Helper()
 	services, err := h.GetServices()
@@ -193,7 +193,7 @@ func difference(got, want []string) string {
 	return b.String()
 }
 
-// What is created is what the library reads.
+// The library reads created entries.
 func TestCreateRead(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -203,7 +203,7 @@ func TestCreateRead(t *testing.T) {
 	})
 }
 
-// What is created or updated is what ipvsadm reads.
+// ipvsadm reads created and updated entries.
 func TestIpvsadmReads(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -214,7 +214,7 @@ func TestIpvsadmReads(t *testing.T) {
 	})
 }
 
-// An update with what was read changes nothing.
+// An update with the values that were read changes nothing.
 func TestWriteBack(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -251,7 +251,7 @@ func TestUpdate(t *testing.T) {
 	})
 }
 
-// String is what ipvsadm -Sn writes, line by line, but for the thresholds.
+// Rule writes the lines of ipvsadm -Sn, except for the thresholds.
 func TestString(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -259,7 +259,7 @@ func TestString(t *testing.T) {
 		var lines []string
 		for _, e := range read(t, h) {
 			if hashes(e.service) {
-				// ipvsadm takes flag-3 for sh and mh, but does not write it; String does.
+				// ipvsadm takes flag-3 for sh and mh, but does not write it; Rule does.
 				e.service.Flags &^= ipvs.ServiceFlagSched3
 			}
 			service := e.service.Rule()
@@ -277,7 +277,7 @@ func TestString(t *testing.T) {
 	})
 }
 
-// What ipvsadm -R makes is what the library reads.
+// The library reads entries that ipvsadm -R made.
 func TestIpvsadmRestores(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -288,7 +288,7 @@ func TestIpvsadmRestores(t *testing.T) {
 	})
 }
 
-// What kernels do with values at the edge; where series differ, it says how.
+// The results of kernels for boundary values, and how series differ.
 func TestKernelLimits(t *testing.T) {
 	h := open(t)
 	s := ipvs.Service{Address: net.IPv4(10, 0, 0, 1), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: ipvs.RoundRobin}
@@ -331,8 +331,8 @@ func TestKernelLimits(t *testing.T) {
 	}
 }
 
-// refusesLargeThresholds is what the kernel says to an upper threshold above
-// 2^31-1: newer ones, and corrected older ones, refuse it.
+// refusesLargeThresholds returns the kernel's result for an upper threshold above
+// 2^31-1: newer kernels, and corrected older ones, reject it.
 func refusesLargeThresholds(t *testing.T) error {
 	var name unix.Utsname
 	must(t, unix.Uname(&name))
@@ -345,7 +345,7 @@ func refusesLargeThresholds(t *testing.T) error {
 	return nil
 }
 
-// IPv6 addresses that map IPv4 ones are services of their own for the kernel.
+// For the kernel, services with IPv4-mapped IPv6 addresses are separate services.
 func TestMappedAddress(t *testing.T) {
 	h := open(t)
 	const text = "-A -t [::ffff:10.0.0.1]:80 -s rr\n"

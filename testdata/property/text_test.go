@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// text is what WriteTable writes.
+// text returns the output of WriteTable.
 func text(t rapid.TB, tab []ipvs.TableEntry) string {
 	t.Helper()
 	var b strings.Builder
@@ -101,7 +101,7 @@ func TestWriteTableRefuses(t *testing.T) {
 	}
 }
 
-// What ipvsadm -Sn writes is the table that there is: Reconcile has nothing to do.
+// The output of ipvsadm -Sn is the kernel's table: Reconcile has nothing to do.
 func TestParseSaved(t *testing.T) {
 	h := open(t)
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,7 +1,7 @@
 //go:build linux
 
 // Command proxier is a complete small proxier, to be copied: it keeps the kernel's IPVS
-// table as a YAML file says, whatever else happens to either of them.
+// table in the state that a YAML file describes, whatever happens to either of them.
 package main
 
 import (
@@ -40,7 +40,7 @@ type config struct {
 	}
 }
 
-// Counters only grow; gauges say what is now.
+// Counters only increase; gauges have the current state.
 var (
 	changesMade = promauto.NewCounterVec(prometheus.CounterOpts{Name: "proxier_changes_total", Help: "Changes made to the IPVS table."}, []string{"object", "change"})
 	failures    = promauto.NewCounterVec(prometheus.CounterOpts{Name: "proxier_failures_total", Help: "Attempts that failed, at least in part."}, []string{"step"})
@@ -49,11 +49,11 @@ var (
 	lastSuccess = promauto.NewGauge(prometheus.GaugeOpts{Name: "proxier_last_success_timestamp_seconds", Help: "When the table was last as wanted."})
 )
 
-// proxier keeps the IPVS table of a handle as a file says.
+// proxier keeps the IPVS table of a handle in the state that a file describes.
 type proxier struct {
 	path       string
 	reconciler ipvs.Reconciler
-	want       []ipvs.TableEntry // what the file said last; nil until it was read once
+	want       []ipvs.TableEntry // the file's last valid content; nil until it was read once
 }
 
 func newProxier(handle *ipvs.Handle, path string, network *net.IPNet, drain time.Duration) *proxier {
@@ -61,8 +61,8 @@ func newProxier(handle *ipvs.Handle, path string, network *net.IPNet, drain time
 	return &proxier{path: path, reconciler: ipvs.Reconciler{Handle: handle, Drain: drain, Owned: owned}}
 }
 
-// load reads the file; if that fails, what was read last stays in force. An entry that
-// makes no sense is left for Reconcile to report: it harms only itself.
+// load reads the file; if that fails, its last valid content stays in force. An invalid
+// entry is left for Reconcile to report: it does not affect the others.
 func (p *proxier) load() error {
 	data, err := os.ReadFile(p.path)
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *proxier) load() error {
 		}
 		e := ipvs.TableEntry{Service: &ipvs.Service{Address: net.ParseIP(s.Address), Protocol: protocol, Port: s.Port, SchedName: cmp.Or(s.Scheduler, ipvs.RoundRobin)}}
 		if e.Service.Address.To4() != nil {
-			e.Service.Netmask = 0xFFFFFFFF // as ipvsadm; 0 with persistence would be one group of all clients
+			e.Service.Netmask = 0xFFFFFFFF // like ipvsadm; with 0 and persistence all clients would be one group
 		}
 		for _, d := range s.Destinations {
 			weight := 1
@@ -96,9 +96,9 @@ func (p *proxier) load() error {
 	return nil
 }
 
-// reconcile brings the table to what is wanted, and counts what that took.
+// reconcile brings the table to the desired state, and counts the changes.
 func (p *proxier) reconcile() (ipvs.Changes, error) {
-	if p.want == nil { // nothing is deleted for want of a file
+	if p.want == nil { // without a file, nothing is deleted
 		return ipvs.Changes{}, nil
 	}
 	changes, err := p.reconciler.Reconcile(p.want)
@@ -110,7 +110,7 @@ func (p *proxier) reconcile() (ipvs.Changes, error) {
 	count("service", changes.ServicesAdded, changes.ServicesUpdated, changes.ServicesDeleted)
 	count("destination", changes.DestinationsAdded, changes.DestinationsUpdated, changes.DestinationsDeleted)
 	failed := &ipvs.BatchError{}
-	if err == nil || errors.As(err, &failed) { // else the table could not be read
+	if err == nil || errors.As(err, &failed) { // otherwise the table could not be read
 		draining.Set(float64(changes.Draining))
 		failing.Set(float64(len(failed.Errors)))
 	}
@@ -155,7 +155,7 @@ func run() error {
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer cancel()
 	for changed := true; ; {
-		// Several events at once are worth one look.
+		// Several events in a row need only one reconciliation.
 		for more := true; more; {
 			select {
 			case <-watcher.Events:

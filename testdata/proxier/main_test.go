@@ -36,7 +36,7 @@ func newFixture(t *testing.T, drain time.Duration) *fixture {
 	return f
 }
 
-// start starts a proxier, in place of the one that runs.
+// start starts a proxier in place of the running one.
 func (f *fixture) start(drain time.Duration) {
 	network := &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(12, 32)}
 	f.proxier = newProxier(f.kernel.Handle(), f.file, network, drain)
@@ -75,7 +75,7 @@ func (f *fixture) wantTable(want ...string) {
 	}
 }
 
-// metric returns what Prometheus sees; 0 of a counter that never counted.
+// metric returns the value that Prometheus reads, or 0 for a counter that never counted.
 func metric(name string) float64 {
 	page := httptest.NewRecorder()
 	promhttp.Handler().ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
@@ -200,8 +200,8 @@ func TestChangeRefused(t *testing.T) {
 	f.wantMetric("proxier_failing_changes", 0)
 }
 
-// The kernel makes the changes, but its reply is lost: the next round reads what became
-// of them.
+// The kernel makes the changes, but its reply is lost: the next round reads their
+// outcome.
 func TestReplyLost(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.mustRound(onlyA)
@@ -234,8 +234,8 @@ func TestListLost(t *testing.T) {
 	f.wantMetric("proxier_draining_destinations", 0)
 }
 
-// Services of other networks are not touched, those of ours that nobody wants go, and
-// what another program did to a wanted one is undone.
+// Services of other networks are not touched, unwanted ones of our network are deleted,
+// and changes of another program to a wanted one are undone.
 func TestAnotherWriter(t *testing.T) {
 	f := newFixture(t, 0)
 	f.mustRound(onlyA)
@@ -251,7 +251,7 @@ func TestAnotherWriter(t *testing.T) {
 	f.wantTable(serviceForeign, lineForeign)
 }
 
-// A new process goes on where the last one stopped.
+// A new process continues where the last one stopped.
 func TestRestart(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.mustRound(both)
@@ -297,7 +297,7 @@ func TestBrokenFile(t *testing.T) {
 	broke(nil)
 }
 
-// An entry that makes no sense harms only itself.
+// An invalid entry does not affect the others.
 func TestBadEntries(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	if _, err := f.round(bad); err == nil {
@@ -307,7 +307,7 @@ func TestBadEntries(t *testing.T) {
 	f.wantMetric("proxier_failing_changes", 5)
 }
 
-// Each change is counted as what it is, and the time of the last success moves.
+// Each change is counted by its kind, and the time of the last success moves.
 func TestMetrics(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	const lastSuccess = "proxier_last_success_timestamp_seconds"

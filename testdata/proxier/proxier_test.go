@@ -24,7 +24,7 @@ import (
 
 const patience = 60 * time.Second // the machine can be slow
 
-// world is a proxier at work, in a machine of its own.
+// world is a running proxier and its environment, in a virtual machine.
 type world struct {
 	t      *testing.T
 	file   string
@@ -69,8 +69,8 @@ func (w *world) wantTable(step string, want ...string) {
 	w.t.Fatalf("%s: the table is\n%s\nwant\n%s", step, strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
-// tableLines returns the table in the notation of ipvsadm -Sn, its lines sorted: the
-// kernel lists in no order to rely on.
+// tableLines returns the sorted lines of the table in the notation of ipvsadm -Sn, since
+// the kernel's order is not fixed.
 func tableLines(handle *ipvs.Handle) (lines []string, err error) {
 	table, err := handle.GetTable()
 	if err != nil {
@@ -139,7 +139,7 @@ func serve(t *testing.T, address string) {
 	}()
 }
 
-// ask asks who is there, over a connection, or over a new one if it is nil.
+// ask asks for the server's name over a connection, or over a new one if it is nil.
 func ask(t *testing.T, c net.Conn, to string) (string, net.Conn) {
 	t.Helper()
 	if c == nil {
@@ -173,15 +173,15 @@ const (
 	lineB    = "-a -t 10.96.0.1:80 -r 10.1.0.2:8080 -m -w 1"
 	drainB   = "-a -t 10.96.0.1:80 -r 10.1.0.2:8080 -m -w 0"
 
-	serviceBad = "-A -t 10.96.0.3:80 -s rr" // what is good of it
+	serviceBad = "-A -t 10.96.0.3:80 -s rr" // its valid part
 	lineBad    = "-a -t 10.96.0.3:80 -r 10.1.0.1:8080 -m -w 1"
 
 	serviceForeign = "-A -t 192.0.2.9:80 -s rr"
 	lineForeign    = "-a -t 192.0.2.9:80 -r 10.1.0.1:8080 -m -w 1"
 )
 
-// What another writer changes: the service of the file, one that is not ours, and one
-// that is, but in no file.
+// The changes of another writer: to the service of the file, to one that is not ours, and
+// to one that is ours, but not in the file.
 var (
 	mine     = &ipvs.Service{Address: net.ParseIP("10.96.0.1"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr"}
 	foreign  = &ipvs.Service{Address: net.ParseIP("192.0.2.9"), Protocol: syscall.IPPROTO_TCP, Port: 80, SchedName: "rr", Netmask: 0xFFFFFFFF}
@@ -189,9 +189,9 @@ var (
 	backendA = &ipvs.Destination{Address: net.ParseIP("10.1.0.1"), Port: 8080, Weight: 1}
 )
 
-// TestProxier goes through a day of a proxier: file changes, broken and bad ones, another
-// writer, kill -9, an end. It wants a kernel and a machine of its own, as
-// testdata/scripts/proxier starts; main_test.go has what needs neither.
+// TestProxier goes through a day of a proxier: file changes, broken files, invalid
+// entries, another writer, kill -9, and the end. It needs a kernel and a machine for
+// itself, as testdata/scripts/proxier starts; the tests in main_test.go need neither.
 func TestProxier(t *testing.T) {
 	if os.Getenv("IPVS_TEST_VM") == "" {
 		t.Skip("SKIP: changes this machine's own IPVS table (testdata/scripts/proxier runs it in a VM)")

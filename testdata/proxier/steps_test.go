@@ -21,7 +21,7 @@ type counting struct {
 	calls int
 }
 
-// step1 makes calls: it lists, and tells the kernel of every endpoint at every sync.
+// step1 makes calls: at every sync it lists, and sends every endpoint to the kernel.
 func step1(h *counting, want []ipvs.TableEntry) error {
 	services, err := h.GetServices()
 	h.calls++
@@ -50,7 +50,7 @@ func step1(h *counting, want []ipvs.TableEntry) error {
 				return err
 			}
 		}
-		destinations, err := h.GetDestinations(e.Service) // for those that are to go
+		destinations, err := h.GetDestinations(e.Service) // to find those to delete
 		h.calls++
 		if err != nil {
 			return err
@@ -71,7 +71,7 @@ func step1(h *counting, want []ipvs.TableEntry) error {
 	return nil
 }
 
-// step2 reads first, and calls only for what differs.
+// step2 reads first, and makes calls only for differences.
 func step2(h *counting, want []ipvs.TableEntry) error {
 	changes, err := difference(h, want)
 	if err != nil {
@@ -105,7 +105,7 @@ func difference(h *counting, want []ipvs.TableEntry) (*ipvs.Batch, error) {
 	return ipvs.Diff(have, want)
 }
 
-// step3 sends what differs in a batch.
+// step3 sends the differences in a batch.
 func step3(h *counting, want []ipvs.TableEntry) error {
 	changes, err := difference(h, want)
 	if err != nil || changes.Len() == 0 {
@@ -128,7 +128,7 @@ var steps = []struct {
 	sync func(*counting, []ipvs.TableEntry) error
 }{{"1-calls", step1}, {"2-compare", step2}, {"3-batch", step3}, {"4-reconcile", step4}}
 
-// syncs are what may have changed before one, and the requests that each step then makes.
+// syncs are the changes before a sync, and the requests that each step then makes.
 var syncs = []struct {
 	name     string
 	change   func(table []ipvs.TableEntry, n int)
@@ -160,7 +160,7 @@ func stepsTable() (table []ipvs.TableEntry) {
 	return table
 }
 
-// Every step leads to the wanted table, with as many requests as the page says.
+// Every step leads to the wanted table, with the number of requests on the page.
 func TestSteps(t *testing.T) {
 	for n, step := range steps {
 		table := stepsTable()

@@ -1,9 +1,9 @@
 //go:build linux
 
-// Command scale brings a table of 10,000 services with 10 destinations each
-// into the kernel, and through what a proxier does with it, with nothing but
-// the public API. It works in a network namespace of its own, prints what each
-// step cost, and fails if one did not do what it must.
+// Command scale programs a table of 10,000 services with 10 destinations each
+// into the kernel, and changes it as a proxier does, with nothing but the public
+// API. It works in its own network namespace, prints the cost of each step, and
+// fails if a step did not make the right changes.
 package main
 
 import (
@@ -130,7 +130,7 @@ func run() error {
 	return check(h, 0, 0, 0)
 }
 
-// step runs f, prints what it cost, and checks what it says that it did.
+// step runs f, prints its cost, and checks the changes that it reports.
 func step(name string, f func() (ipvs.Changes, error), want ipvs.Changes) error {
 	if err := resetPeak(); err != nil {
 		return err
@@ -156,7 +156,7 @@ func step(name string, f func() (ipvs.Changes, error), want ipvs.Changes) error 
 	return nil
 }
 
-// check counts what the kernel has, and how many destinations have weight 0.
+// check counts the kernel's entries, and the destinations of weight 0.
 func check(h *ipvs.Handle, services, destinations, quiet int) error {
 	entries, err := h.GetTable()
 	if err != nil {
@@ -180,17 +180,17 @@ func check(h *ipvs.Handle, services, destinations, quiet int) error {
 
 // newNamespace moves the process into a new network namespace.
 func newNamespace() error {
-	// What opens sockets is this thread: ipvs.New("") takes the calling thread's
-	// namespace.
+	// Sockets are opened on this thread: ipvs.New("") uses the namespace of the calling
+	// thread.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
 	}
-	// Before a device is up the kernel takes no IPv4 destination.
+	// The kernel accepts no IPv4 destination before a device is up.
 	if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}}); err != nil {
 		return err
 	}
-	// Kernels before 6.2 cannot switch the estimation of rates off.
+	// Kernels before 6.2 cannot switch off the estimation of rates.
 	err := os.WriteFile("/proc/sys/net/ipv4/vs/run_estimation", []byte("0"), 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -198,11 +198,11 @@ func newNamespace() error {
 	return err
 }
 
-// resetPeak lets peakMemory begin anew. The heap that the step before left
-// behind stays.
+// resetPeak restarts the measurement of peakMemory. It does not free the heap of the
+// previous step.
 func resetPeak() error { return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
-// peakMemory returns the most memory that the process had since, in MiB (VmHWM).
+// peakMemory returns the largest size of the process since resetPeak, in MiB (VmHWM).
 func peakMemory() (float64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

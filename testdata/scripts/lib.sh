@@ -1,4 +1,4 @@
-# Common to the scripts beside it; they run in the checkout's root.
+# Common to the scripts in this directory; they run in the checkout's root.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 ROOT=$PWD
 VM=$ROOT/testdata/vm/run
@@ -21,11 +21,11 @@ race_tests() {
 		-ldflags '-linkmode external -extldflags -static' -o "$WORK/race.test" .
 }
 
-# count PATTERN FILE: how many tests (not subtests) ended so.
+# count PATTERN FILE: prints how many tests (not subtests) have this result.
 count() { grep -c -- "^--- $1: " "$2" || true; }
 
-# summary FILE...: prints what ran, in one line that test readers know. Fails
-# if nothing passed, or anything failed.
+# summary FILE...: prints the number of tests with each result in one line. Fails if no
+# test passed, or any failed.
 summary() {
 	local passed failed skipped
 	passed=$(cat "$@" | grep -c '^--- PASS: ' || true)

@@ -146,7 +146,7 @@ func parse(text string) (*results, error) {
 	return r, nil
 }
 
-// rows are the workloads of the table, and what readers call them.
+// rows are the workloads of the table, and their descriptions.
 var rows = []struct{ workload, text string }{
 	{"create", "create a service or destination, one at a time"},
 	{"create-batch", "create, in a batch"},
@@ -192,7 +192,7 @@ func (r *results) table() (string, error) {
 // changes is the number of services and destinations in the table.
 const changes = 2000 * (1 + 5)
 
-// toolTable returns a Markdown table of what the same costs with the C programs.
+// toolTable returns a Markdown table of the cost of the same work with the C programs.
 func (r *results) toolTable() (string, error) {
 	create, table := r.instructions["create-batch"]["this"], r.instructions["table"]["this"]
 	restore, save, start := r.instructions["tool-restore"]["tool"], r.instructions["tool-save"]["tool"], r.instructions["tool-keepalived"]["tool"]

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// workloads in the order of the report, with what an op is.
+// workloads in the order of the report, with their ops.
 var workloads = []struct{ name, op string }{
 	{"create", "change"}, {"create-batch", "change"},
 	{"update", "change"}, {"update-batch", "change"}, {"send-batch", "change"},
