@@ -112,6 +112,7 @@ func TestFakeFail(t *testing.T) {
 			}{
 				{syscall.ENOMEM, syscall.ENOMEM, false},
 				{syscall.ENOENT, syscall.ENOENT, false}, // the family is asked for again
+				{syscall.EINTR, syscall.EINTR, false},   // a reply all the same
 				{os.ErrDeadlineExceeded, os.ErrDeadlineExceeded, true},
 			} {
 				f, i := newFakeTest(t)

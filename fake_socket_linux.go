@@ -22,8 +22,8 @@ const (
 	fakeMaxErrno = 4095
 
 	// fakeNoReply is the result of a request that is not acknowledged, since it is
-	// answered in another way.
-	fakeNoReply = syscall.EINTR
+	// answered in another way. It is no error number that Fail takes.
+	fakeNoReply = syscall.Errno(fakeMaxErrno + 1)
 )
 
 // fakeSocket is the kernel's side of one socket. It is guarded by Fake.mu.
