@@ -67,18 +67,18 @@ func threadNamespace() (netns.NsHandle, error) {
 }
 
 // visit moves the calling thread into ns, calls f and moves back; restored reports
-// whether the thread is in its own namespace again.
+// whether the thread is in its own namespace again. It cannot move back if /proc
+// does not have the thread.
 func visit(ns netns.NsHandle, f func() error) (restored bool, err error) {
-	home, err := threadNamespace()
-	if err != nil {
-		return true, fmt.Errorf("ipvs: opening the thread's own network namespace: %w", err)
+	home, homeErr := threadNamespace()
+	if homeErr == nil {
+		defer home.Close()
 	}
-	defer home.Close()
 	if err := netns.Set(ns); err != nil {
 		return true, fmt.Errorf("ipvs: entering the network namespace: %w", err)
 	}
 	err = f()
-	return netns.Set(home) == nil, err
+	return homeErr == nil && netns.Set(home) == nil, err
 }
 
 // openSocketAt opens a socket in the network namespace ns.
@@ -171,7 +171,20 @@ func openProc(s *socket, name string) (file *os.File, err error) {
 		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: %w", ErrNotSupported, err)
+		err = missingInProc("/proc/thread-self/net/dev", err)
 	}
 	return file, err
+}
+
+// missingInProc returns the error of opening a file of IPVS in /proc that does not
+// exist: the kernel has no IPVS, unless a file that every kernel has is missing too.
+// That is the case if /proc is not mounted, or mounted with subset=pid.
+func missingInProc(everyKernels string, err error) error {
+	file, openErr := os.Open(everyKernels) // older kernels (5.10) list what cannot be opened
+	if openErr != nil {
+		// Not fs.ErrNotExist, which would mean that the kernel has no such setting.
+		return fmt.Errorf("not even %s is there: %v", everyKernels, err)
+	}
+	file.Close()
+	return fmt.Errorf("%w: %w", ErrNotSupported, err)
 }

@@ -83,7 +83,7 @@ func (i *Handle) sysctl(doing, name string, f func(path string) error) error {
 		err := f(sysctlDir + name)
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, dirErr := os.Stat(sysctlDir); dirErr != nil {
-				return fmt.Errorf("%w: %w", ErrNotSupported, err)
+				return missingInProc("/proc/sys/net", err)
 			}
 		}
 		return err
