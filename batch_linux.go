@@ -52,7 +52,7 @@ type Change struct {
 // String returns the change in ipvsadm's notation, such as
 // "-A -t 10.0.0.1:80 -s rr", or a comment with the reason if it cannot be sent.
 func (c Change) String() string {
-	if c.Err != nil || c.Service == nil {
+	if c.Err != nil || c.Service == nil || c.Destination == nil && !isServiceOp(c.Op) {
 		return "# not possible: " + describe(c.Op, c.Service, c.Destination) + fmt.Sprintf(": %v", c.Err)
 	}
 	return notation(c.Op, c.Service, c.Destination)
@@ -240,6 +240,11 @@ func cloneDestination(d *Destination) *Destination {
 	clone := *d
 	clone.Address = bytes.Clone(d.Address)
 	return &clone
+}
+
+// isServiceOp reports whether op is the name of a method that takes no destination.
+func isServiceOp(op string) bool {
+	return op == opName(cmdNewService) || op == opName(cmdSetService) || op == opName(cmdDelService)
 }
 
 // opName returns the name of the method for a command.

@@ -332,6 +332,12 @@ func TestBatchAll(t *testing.T) {
 	if text := (Change{Op: "NewService"}).String(); text != "# not possible: NewService: <nil>" {
 		t.Errorf("without a service: %q", text)
 	}
+	for _, op := range []string{"NewDestination", "UpdateDestination", "DelDestination"} {
+		text := Change{Op: op, Service: &someService}.String()
+		if want := "# not possible: " + op + " -t 10.0.0.1:80: <nil>"; text != want {
+			t.Errorf("without a destination: %q, want %q", text, want)
+		}
+	}
 }
 
 // If a batch cannot be sent, every change has the error.
