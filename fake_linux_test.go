@@ -406,8 +406,8 @@ func TestFakeConcurrent(t *testing.T) {
 	if table := mustGet(shared.GetTable())(t); len(table) != 0 {
 		t.Errorf("%d services are left", len(table))
 	}
-	if left := descriptors(t); len(left) != len(fds) {
-		t.Errorf("%d descriptors at the start, %d at the end: %v", len(fds), len(left), left)
+	if left := opened(t, fds); len(left) > 0 {
+		t.Errorf("descriptors left open: %v", left)
 	}
 	if n := settled(goroutines); n > goroutines {
 		t.Errorf("%d goroutines at the start, %d at the end", goroutines, n)

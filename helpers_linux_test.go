@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -437,8 +438,24 @@ func descriptors(t *testing.T) map[string]string {
 	return open
 }
 
-// strayThreads returns threads that are not in the process's own network namespace.
+// opened returns the descriptors that were not open before. It does not count: what
+// earlier tests dropped may be closed meanwhile.
+func opened(t *testing.T, before map[string]string) map[string]string {
+	t.Helper()
+	now := descriptors(t)
+	maps.DeleteFunc(now, func(fd, what string) bool { return before[fd] == what })
+	return now
+}
+
+// strayThreads returns threads that are not in the process's own network namespace,
+// but for those that are just ending.
 func strayThreads(t *testing.T) (stray []string) {
+	t.Helper()
+	eventually(func() bool { stray = foreignThreads(t); return len(stray) == 0 })
+	return stray
+}
+
+func foreignThreads(t *testing.T) (stray []string) {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*")
 	must(t, err)

@@ -348,8 +348,8 @@ func TestKernelRowManyHandles(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	if after := descriptors(t); len(after) > len(before) {
-		t.Errorf("%d descriptors before, %d after: %v", len(before), len(after), after)
+	if left := opened(t, before); len(left) > 0 {
+		t.Errorf("descriptors left open: %v", left)
 	}
 	if stray := strayThreads(t); len(stray) > 0 {
 		t.Errorf("threads in a foreign namespace: %v", stray)

@@ -503,16 +503,16 @@ func TestKernelQuickReadDescriptor(t *testing.T) {
 		return i
 	}
 	i := open()
-	if n := len(descriptors(t)) - len(before); n != 2 {
-		t.Errorf("a handle that reconciles has %d descriptors, want 2", n)
+	if own := opened(t, before); len(own) != 2 {
+		t.Errorf("a handle that reconciles has descriptors %v, want 2", own)
 	}
 	i.Close()
-	if left := descriptors(t); len(left) != len(before) {
-		t.Errorf("after Close: %v, before: %v", left, before)
+	if left := opened(t, before); len(left) > 0 {
+		t.Errorf("left open after Close: %v", left)
 	}
 	open() // dropped
-	if !eventually(func() bool { runtime.GC(); return len(descriptors(t)) == len(before) }) {
-		t.Errorf("dropped: %v, before: %v", descriptors(t), before)
+	if !eventually(func() bool { runtime.GC(); return len(opened(t, before)) == 0 }) {
+		t.Errorf("left open by a dropped handle: %v", opened(t, before))
 	}
 }
 

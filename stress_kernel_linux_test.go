@@ -73,8 +73,8 @@ func TestKernelStress(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	if left := descriptors(t); len(left) != len(fds) {
-		t.Errorf("%d descriptors at the start, %d at the end: %v", len(fds), len(left), left)
+	if left := opened(t, fds); len(left) > 0 {
+		t.Errorf("descriptors left open: %v", left)
 	}
 	if n := settled(goroutines); n > goroutines {
 		t.Errorf("%d goroutines at the start, %d at the end", goroutines, n)

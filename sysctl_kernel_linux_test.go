@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,8 +69,8 @@ func TestKernelSysctl(t *testing.T) {
 	if after, err := os.ReadFile(sysctlDir + "expire_nodest_conn"); err != nil || !bytes.Equal(home, after) {
 		t.Errorf("the process's own expire_nodest_conn was %s and is %s, %v", home, after, err)
 	}
-	if after := descriptors(t); !maps.Equal(before, after) {
-		t.Errorf("open before %v, after %v", before, after)
+	if left := opened(t, before); len(left) > 0 {
+		t.Errorf("descriptors left open: %v", left)
 	}
 	if stray := strayThreads(t); len(stray) > 0 {
 		t.Errorf("threads left in another namespace: %v", stray)
