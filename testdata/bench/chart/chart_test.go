@@ -63,7 +63,7 @@ func TestParseRefusesOtherFormats(t *testing.T) {
 }
 
 func TestNumber(t *testing.T) {
-	for v, want := range map[float64]string{24252: "24,300", 3750: "3,750", 999: "999", 109724774: "110 million", 3378302: "3.38 million"} {
+	for v, want := range map[float64]string{24252: "24,300", 3750: "3,750", 999: "999", 109724774: "110 million", 3378302: "3.38 million", 1604100098: "1.6 billion"} {
 		if got := number(v); got != want {
 			t.Errorf("number(%v) = %q, want %q", v, got, want)
 		}

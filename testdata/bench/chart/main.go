@@ -205,10 +205,13 @@ func (r *results) toolTable() (string, error) {
 		number(changes*create), number(restore), number(start), number(table), number(save)), nil
 }
 
-// number rounds to three digits: 24,300 or 110 million.
+// number rounds to three digits: 24,300, 110 million or 1.6 billion.
 func number(v float64) string {
 	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
-	if rounded >= 1e6 {
+	switch {
+	case rounded >= 1e9:
+		return strconv.FormatFloat(rounded/1e9, 'f', -1, 64) + " billion"
+	case rounded >= 1e6:
 		return strconv.FormatFloat(rounded/1e6, 'f', -1, 64) + " million"
 	}
 	s := strconv.FormatFloat(rounded, 'f', 0, 64)
