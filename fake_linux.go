@@ -46,8 +46,8 @@ import (
 // Calls that do not use netlink are not supported: Connections, GetSysctl, SetSysctl and
 // GetTotals return an error that matches errors.ErrUnsupported.
 //
-// A Fake is safe for concurrent use. It has no goroutine and no descriptor, and
-// needs no Close.
+// NewFake returns one; the zero value is not usable. A Fake is safe for concurrent use.
+// It has no goroutine and no descriptor, and needs no Close.
 type Fake struct {
 	mu     sync.Mutex
 	table  fakeTable

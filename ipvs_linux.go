@@ -25,7 +25,8 @@ import (
 type Service struct {
 	// Address is the virtual IP address; an IPv4 address may have 4 or 16 bytes. It
 	// is returned with 4 bytes for IPv4 and 16 for IPv6, and as nil for a
-	// firewall-mark service (IPVS_SVC_ATTR_ADDR).
+	// firewall-mark service. An IPv4-mapped IPv6 address is the IPv4 address: net.IP
+	// does not distinguish the two (IPVS_SVC_ATTR_ADDR).
 	Address net.IP
 
 	// Protocol is the IP protocol: unix.IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP. The
@@ -215,7 +216,8 @@ type Handle struct {
 
 // New opens a handle for a network namespace: that of the calling thread if path
 // is "", otherwise the one at path, such as /proc/PID/ns/net or /run/netns/NAME.
-// Entering another namespace requires CAP_SYS_ADMIN.
+// Entering another namespace requires CAP_SYS_ADMIN. An open handle keeps its network
+// namespace in existence.
 //
 // If IPVS is not loaded, New loads it: newer kernels (6.1 and later) do so themselves,
 // for older ones New runs modprobe if the process has CAP_SYS_MODULE. If that fails,

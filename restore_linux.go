@@ -22,8 +22,8 @@ import (
 // lines and lines that begin with # are skipped.
 //
 // Host and port names are errors, since their meaning depends on the machine; use
-// ipvsadm -Sn, which writes numbers. Every error names the line and the column in
-// bytes, both counted from 1.
+// ipvsadm -Sn, which writes numbers. Every error of the text names the line and the
+// column in bytes, both counted from 1.
 //
 // Omitted options have ipvsadm's defaults: scheduler wlc, persistence for 360 seconds,
 // direct routing, weight 1. ParseTable differs from ipvsadm -R where -R rejects or
@@ -46,7 +46,7 @@ func ParseTable(r io.Reader) ([]TableEntry, error) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("ipvs: line %d: %w", line+1, err)
+		return nil, fmt.Errorf("ipvs: line %d, column 1: %w", line+1, err)
 	}
 	table := make([]TableEntry, 0, len(p.order))
 	for _, s := range p.order {

@@ -208,7 +208,7 @@ func TestParseTableErrors(t *testing.T) {
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0":            `line 2, column 34: --tun-type gue needs --tun-port`,
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan":                       `line 2, column 45: "vxlan" is not a tunnel type: ipip, gue or gre`,
 		service + "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum": `line 2, column 60: --tun-nocsum is one too many after --tun-csum`,
-		"\n" + strings.Repeat("x", bufio.MaxScanTokenSize+1):                                `line 2: bufio.Scanner: token too long`,
+		"\n" + strings.Repeat("x", bufio.MaxScanTokenSize+1):                                `line 2, column 1: bufio.Scanner: token too long`,
 	} {
 		got, err := ParseTable(strings.NewReader(text))
 		if err == nil || !strings.HasPrefix(err.Error(), "ipvs: "+want) || got != nil {
