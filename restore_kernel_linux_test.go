@@ -48,8 +48,11 @@ func TestKernelParseTableAsRestored(t *testing.T) {
 			t.Errorf("%q: ipvsadm -R: %v: %s", text, err, out)
 			continue
 		}
-		changes, err := Diff(mustGet(i.GetTable())(t), want)
-		if err != nil || changes.Len() > 0 {
+		var changes *Batch
+		if !eventually(func() bool { // kernels from 7 on list a growing table incompletely
+			changes, err = Diff(mustGet(i.GetTable())(t), want)
+			return err == nil && changes.Len() == 0
+		}) {
 			t.Errorf("%q: to be what ParseTable reads, what ipvsadm -R made needs\n%v%v", text, changes, err)
 		}
 	}
@@ -75,6 +78,7 @@ func TestKernelRestore(t *testing.T) {
 	must(t, n.ipvs.NewDestination(web, &Destination{Address: net.ParseIP(client4), Port: 8080, Weight: 1}))
 	must(t, n.ipvs.NewService(&someService))
 	table := mustGet(ParseTable(strings.NewReader(saved)))(t)
+	eventually(func() bool { return len(mustGet(n.ipvs.GetServices())(t)) == 2 }) // as above
 	changes, err := (&Reconciler{Handle: n.ipvs}).Reconcile(table)
 	if err != nil || changes.Total() != 3 {
 		t.Errorf("%+v, %v, want 3 changes", changes, err)
