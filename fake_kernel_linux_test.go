@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"os/exec"
 	"reflect"
 	"slices"
 	"strconv"
@@ -57,6 +58,11 @@ func newFakePair(t *testing.T) *fakePair {
 		// Every change of a scheduler waits for a grace period.
 		must(t, os.WriteFile("/sys/kernel/rcu_expedited", []byte("1"), 0))
 		t.Cleanup(func() { os.WriteFile("/sys/kernel/rcu_expedited", []byte("0"), 0) })
+		// The kernel deadlocks if it loads lblc or lblcr for a service while it takes an
+		// earlier test's namespace down.
+		for _, name := range append([]string{"pe_sip"}, fakeSchedulers...) {
+			exec.Command("modprobe", "ip_vs_"+name).Run() // some kernels lack some
+		}
 	}
 	quickIPv6(t, ns)
 	iproute(t, ns, "link add sync type dummy", "link set sync up", "addr add 192.0.2.1/32 dev sync", "addr add 2001:db8:5::1/128 dev sync nodad")
