@@ -269,12 +269,7 @@ func (p *fakePair) interleaved(r fakeRandom, o fakeOperation) bool {
 func TestKernelFakeDaemons(t *testing.T) {
 	p := newFakePair(t)
 	for _, d := range daemonSettings() {
-		start := func(i *Handle) (any, error) {
-			err := i.NewDaemon(&d)
-			daemons, listErr := i.GetDaemons()
-			return daemons, firstError(err, listErr)
-		}
-		if !p.same(named(fmt.Sprintf("NewDaemon %+v", d)), start, 0) {
+		if !p.same(named(fmt.Sprintf("NewDaemon %+v", d)), startAndList(&d), 0) {
 			continue
 		}
 		stop := func(i *Handle) (any, error) { return nil, i.DelDaemon(d.State) }

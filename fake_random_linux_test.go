@@ -165,6 +165,15 @@ func (r fakeRandom) daemon() *Daemon {
 	return d
 }
 
+// startAndList returns a call that starts a daemon and lists those that run.
+func startAndList(d *Daemon) func(*Handle) (any, error) {
+	return func(i *Handle) (any, error) {
+		err := i.NewDaemon(d)
+		daemons, listErr := i.GetDaemons()
+		return daemons, firstError(err, listErr)
+	}
+}
+
 // operation returns a random call.
 func (r fakeRandom) operation() fakeOperation {
 	op := func(s *Service, do func(*Handle) (any, error), format string, args ...any) fakeOperation {
@@ -211,11 +220,7 @@ func (r fakeRandom) operation() fakeOperation {
 		return change(nil, (*Handle).Flush, "Flush")
 	case k < 782:
 		d := r.daemon()
-		return op(nil, func(i *Handle) (any, error) {
-			err := i.NewDaemon(d)
-			daemons, listErr := i.GetDaemons()
-			return daemons, firstError(err, listErr)
-		}, "NewDaemon and GetDaemons %+v", d)
+		return op(nil, startAndList(d), "NewDaemon and GetDaemons %+v", d)
 	case k < 800:
 		state := oneOf(r, DaemonMaster, DaemonBackup, 0, 3, math.MaxUint32)
 		return change(nil, func(i *Handle) error { return i.DelDaemon(state) }, "DelDaemon %v", state)

@@ -392,6 +392,24 @@ func helper(name string) *exec.Cmd {
 	return c
 }
 
+// helperWith is like helper, with a network namespace as the process's descriptor 3.
+func helperWith(t *testing.T, name string, ns netns.NsHandle) *exec.Cmd {
+	t.Helper()
+	file := os.NewFile(uintptr(must2(unix.Dup(int(ns)))), "namespace")
+	t.Cleanup(func() { file.Close() })
+	c := helper(name)
+	c.ExtraFiles = []*os.File{file}
+	return c
+}
+
+// homeAndOther opens handles for the own network namespace and for that of helperWith.
+func homeAndOther() (home, other *Handle, err error) {
+	if home, err = New(""); err == nil {
+		other, err = NewAt(netns.NsHandle(3))
+	}
+	return home, other, err
+}
+
 func needVM(t *testing.T) {
 	t.Helper()
 	if !inVM {
@@ -445,6 +463,13 @@ func opened(t *testing.T, before map[string]string) map[string]string {
 	now := descriptors(t)
 	maps.DeleteFunc(now, func(fd, what string) bool { return before[fd] == what })
 	return now
+}
+
+// collected reports whether the garbage collector closes all descriptors that were not
+// open before.
+func collected(t *testing.T, before map[string]string) bool {
+	t.Helper()
+	return eventually(func() bool { runtime.GC(); return len(opened(t, before)) == 0 })
 }
 
 // strayThreads returns threads that are not in the process's own network namespace,

@@ -224,7 +224,7 @@ func TestRowCloseEndsCalls(t *testing.T) {
 // A handle that is dropped without Close is closed by the garbage collector, both
 // of its sockets, and never during a call.
 func TestDroppedHandlesAreClosed(t *testing.T) {
-	before := len(descriptors(t))
+	before := descriptors(t)
 	const handles = 200
 	func() {
 		for range handles {
@@ -236,14 +236,8 @@ func TestDroppedHandlesAreClosed(t *testing.T) {
 			i.closeWithHandle(bulk)
 		}
 	}()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		runtime.GC()
-		if now := len(descriptors(t)); now <= before {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, %d before", now, before)
-		}
-		time.Sleep(10 * time.Millisecond)
+	if !collected(t, before) {
+		t.Fatalf("descriptors left open: %v", opened(t, before))
 	}
 
 	// A call on a handle that nothing else refers to.

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 )
@@ -16,7 +15,7 @@ import (
 func TestKernelDroppedHandles(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
-	before := len(descriptors(t))
+	before := descriptors(t)
 	for n := range 200 {
 		i, err := NewAt(ns)
 		must(t, err)
@@ -27,16 +26,8 @@ func TestKernelDroppedHandles(t *testing.T) {
 			t.Fatal("no second socket")
 		}
 	}
-	for deadline := time.Now().Add(trafficTimeout); ; {
-		runtime.GC()
-		now := len(descriptors(t))
-		if now <= before {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, %d before", now, before)
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !collected(t, before) {
+		t.Fatalf("descriptors left open: %v", opened(t, before))
 	}
 }
 

@@ -51,10 +51,8 @@ func init() {
 func TestKernelMainThreadStays(t *testing.T) {
 	needKernel(t)
 	ns := newNamespace(t)
-	c := helper("open-elsewhere")
+	c := helperWith(t, "open-elsewhere", ns)
 	c.Env = append(c.Env, "IPVS_TEST_NS=/proc/self/fd/3")
-	c.ExtraFiles = []*os.File{os.NewFile(uintptr(must2(unix.Dup(int(ns)))), "namespace")}
-	defer c.ExtraFiles[0].Close()
 	c.Stderr = os.Stderr // built for coverage, the helper has a word to say of that
 	out, err := c.Output()
 	if err != nil || string(out) != "stayed\n" {
@@ -123,10 +121,8 @@ func TestKernelWithoutProc(t *testing.T) {
 // inOther runs a helper with another network namespace as descriptor 3.
 func inOther(t *testing.T, name string, attr *syscall.SysProcAttr) {
 	t.Helper()
-	c := helper(name)
+	c := helperWith(t, name, newNamespace(t))
 	c.SysProcAttr = attr
-	c.ExtraFiles = []*os.File{os.NewFile(uintptr(must2(unix.Dup(int(newNamespace(t))))), "namespace")}
-	defer c.ExtraFiles[0].Close()
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -134,11 +130,7 @@ func inOther(t *testing.T, name string, attr *syscall.SysProcAttr) {
 
 func init() {
 	addHelper("foreign-settings", func() error {
-		home, err := New("")
-		if err != nil {
-			return err
-		}
-		other, err := NewAt(netns.NsHandle(3))
+		home, other, err := homeAndOther()
 		if err != nil {
 			return err
 		}
@@ -171,11 +163,7 @@ func init() {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
 			return err
 		}
-		home, err := New("")
-		if err != nil {
-			return err
-		}
-		other, err := NewAt(netns.NsHandle(3))
+		home, other, err := homeAndOther()
 		if err != nil {
 			return err
 		}

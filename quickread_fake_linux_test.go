@@ -3,7 +3,6 @@ package ipvs
 import (
 	"encoding/binary"
 	"math"
-	"net"
 	"syscall"
 	"testing"
 
@@ -84,26 +83,9 @@ func (k *optKernel) respond(r []byte) []fakeReply {
 		}
 	case cmdGetDest:
 		k.netlink++
-		a := attributes{level: r[msgHdrLen+genlHdrLen:]}
-		a.next()
-		var asked Service
-		a = attributes{level: a.value()}
-		for a.next() {
-			switch a.typ {
-			case svcAttrAddressFamily:
-				asked.AddressFamily = a.uint16()
-			case svcAttrProtocol:
-				asked.Protocol = a.uint16()
-			case svcAttrAddress:
-				asked.Address = net.IP(a.value())
-			case svcAttrPort:
-				asked.Port = a.port()
-			case svcAttrFWMark:
-				asked.FWMark = a.uint32()
-			}
-		}
+		asked, _ := decode(r)
 		for _, e := range k.table {
-			if mustGet(sentServiceKey(e.Service))(k.t) != mustGet(sentServiceKey(&asked))(k.t) {
+			if mustGet(sentServiceKey(e.Service))(k.t) != mustGet(sentServiceKey(asked))(k.t) {
 				continue
 			}
 			for _, d := range e.Destinations {

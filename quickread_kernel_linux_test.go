@@ -511,7 +511,7 @@ func TestKernelQuickReadDescriptor(t *testing.T) {
 		t.Errorf("left open after Close: %v", left)
 	}
 	open() // dropped
-	if !eventually(func() bool { runtime.GC(); return len(opened(t, before)) == 0 }) {
+	if !collected(t, before) {
 		t.Errorf("left open by a dropped handle: %v", opened(t, before))
 	}
 }

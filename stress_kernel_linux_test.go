@@ -176,15 +176,11 @@ func must2[T any](v T, err error) T {
 // runIn starts a helper whose descriptor 3 is the namespace.
 func runIn(t *testing.T, ns netns.NsHandle, name string, env ...string) *exec.Cmd {
 	t.Helper()
-	fd, err := unix.Dup(int(ns))
-	must(t, err)
-	f := os.NewFile(uintptr(fd), "namespace")
-	defer f.Close()
-	c := helper(name)
+	c := helperWith(t, name, ns)
 	c.Env = append(c.Env, env...)
-	c.ExtraFiles = []*os.File{f}
 	c.Stderr = os.Stderr
 	must(t, c.Start())
+	c.ExtraFiles[0].Close() // now: some tests start hundreds
 	return c
 }
 

@@ -142,22 +142,14 @@ func init() {
 // cannot write, or read in others.
 func TestKernelBesideNetlinkUnprivileged(t *testing.T) {
 	_, ns := newKernelHandle(t)
-	file := os.NewFile(uintptr(mustGet(unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0))(t)), "ns")
-	defer file.Close()
-	c := helper("own-namespace")
-	c.ExtraFiles = []*os.File{file}
-	if out, err := c.CombinedOutput(); err != nil {
+	if out, err := helperWith(t, "own-namespace", ns).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
 func init() {
 	addHelper("own-namespace", func() error {
-		own, err := New("")
-		if err != nil {
-			return err
-		}
-		other, err := NewAt(netns.NsHandle(3))
+		own, other, err := homeAndOther()
 		if err != nil {
 			return err
 		}
