@@ -58,8 +58,8 @@ func newFakePair(t *testing.T) *fakePair {
 		// Every change of a scheduler waits for a grace period.
 		must(t, os.WriteFile("/sys/kernel/rcu_expedited", []byte("1"), 0))
 		t.Cleanup(func() { os.WriteFile("/sys/kernel/rcu_expedited", []byte("0"), 0) })
-		// The kernel deadlocks if it loads lblc or lblcr for a service while it takes an
-		// earlier test's namespace down.
+		// A 5.10 kernel hung while it loaded lblcr for a service, apparently because it
+		// was removing an earlier test's namespace.
 		for _, name := range append([]string{"pe_sip"}, fakeSchedulers...) {
 			exec.Command("modprobe", "ip_vs_"+name).Run() // some kernels lack some
 		}
