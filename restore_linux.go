@@ -150,6 +150,9 @@ func (s *parsedService) change(o *optionReader, d *Destination) {
 		n := slices.Index(s.keys, key)
 		s.destinations, s.keys = slices.Delete(s.destinations, n, n+1), slices.Delete(s.keys, n, n+1)
 		delete(s.places, key)
+		if len(s.destinations) == 0 {
+			s.destinations = nil // as of a service that never had any
+		}
 	}
 }
 
