@@ -23,7 +23,8 @@ type fakeOperation struct {
 	args    []any
 	service *Service // nil: of all
 	do      func(*Handle) (any, error)
-	changes int // of a batch
+	changes int  // of a batch
+	lists   bool // reads the list of services
 }
 
 func (o fakeOperation) String() string { return fmt.Sprintf(o.format, o.args...) }
@@ -204,7 +205,9 @@ func (r fakeRandom) operation() fakeOperation {
 		o.changes = b.Len()
 		return o
 	case k < 715:
-		return op(nil, func(i *Handle) (any, error) { return i.GetServices() }, "GetServices")
+		o := op(nil, func(i *Handle) (any, error) { return i.GetServices() }, "GetServices")
+		o.lists = true
+		return o
 	case k < 725:
 		return op(nil, func(i *Handle) (any, error) { return i.GetConfig() }, "GetConfig")
 	case k < 750:
@@ -230,7 +233,9 @@ func (r fakeRandom) operation() fakeOperation {
 		return op(s, func(i *Handle) (any, error) { return i.IsServicePresent(s), nil }, "IsServicePresent %+v", s)
 	case k < 822:
 		want := r.table()
-		return op(nil, func(i *Handle) (any, error) { return (&Reconciler{Handle: i}).Reconcile(want) }, "Reconcile %d services", len(want))
+		o := op(nil, func(i *Handle) (any, error) { return (&Reconciler{Handle: i}).Reconcile(want) }, "Reconcile %d services", len(want))
+		o.lists = true
+		return o
 	}
 	return r.rawOperation()
 }
@@ -328,7 +333,7 @@ func (r fakeRandom) rawOperation() fakeOperation {
 		body = r.mutate(body, r.rarely(6))
 	}
 	fill := func(b []byte) ([]byte, error) { return append(b, body...), nil }
-	return fakeOperation{format: "command %d, flags %#x, %x", args: []any{cmd, flags, body}, do: func(i *Handle) (any, error) {
+	return fakeOperation{lists: cmd == cmdGetService, format: "command %d, flags %#x, %x", args: []any{cmd, flags, body}, do: func(i *Handle) (any, error) {
 		var got []string
 		err := i.call(cmd, flags, fill, parserFunc(func(attrs []byte) error {
 			got = append(got, string(attrs))
@@ -447,7 +452,7 @@ func describeResult(result any, err error) string {
 		}
 	case []TableEntry:
 		for _, e := range v {
-			fmt.Fprintf(&b, "%+v\n%s", *e.Service, show(e.Destinations))
+			fmt.Fprintf(&b, "%+v\n%s\n", *e.Service, show(e.Destinations))
 		}
 	case []string:
 		for _, attrs := range v {
