@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -259,48 +258,6 @@ func needKernel(t *testing.T) {
 		t.Fatal(why)
 	default:
 		t.Skip("SKIP: " + why + " (make test runs this in a VM)")
-	}
-}
-
-// newNamespace makes a network namespace that lasts as long as the test.
-func newNamespace(t *testing.T) netns.NsHandle {
-	t.Helper()
-	type result struct {
-		ns  netns.NsHandle
-		err error
-	}
-	results := make(chan result)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		ns, err := netns.New()
-		if err == nil {
-			// In a namespace without an address the kernel accepts no IPv4 destination.
-			err = netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}})
-		}
-		results <- result{ns, err}
-	}()
-	r := <-results
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	t.Cleanup(func() { r.ns.Close() })
-	return r.ns
-}
-
-// within calls f on a thread in the namespace.
-func within(t *testing.T, ns netns.NsHandle, f func()) {
-	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := netns.Set(ns)
-		if err == nil {
-			f()
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -371,8 +371,9 @@ func (i *Handle) DelDestination(s *Service, d *Destination) error {
 // GetServices returns all services of the network namespace (IPVS_CMD_GET_SERVICE).
 //
 // The list is not a snapshot: if services are added or deleted at the same time
-// (on kernel 7 and later, also shortly before), a service that existed throughout
-// can be missing. No service is listed twice.
+// (before kernel 7, also in other network namespaces; on kernel 7 and later, also
+// shortly before), a service that existed throughout can be missing. No service is
+// listed twice.
 func (i *Handle) GetServices() ([]*Service, error) {
 	var services serviceList
 	err := i.dump(cmdGetService, nil, &services, serviceKey{})

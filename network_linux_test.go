@@ -10,12 +10,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +43,63 @@ const trafficTimeout = 20 * time.Second
 type network struct {
 	client, director, real netns.NsHandle
 	ipvs                   *Handle // in the director
+}
+
+// newNamespace makes a network namespace that lasts as long as the test.
+func newNamespace(t *testing.T) netns.NsHandle {
+	t.Helper()
+	type result struct {
+		ns  netns.NsHandle
+		err error
+	}
+	results := make(chan result)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		ns, err := netns.New()
+		if err == nil {
+			// In a namespace without an address the kernel accepts no IPv4 destination.
+			err = netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo"}})
+		}
+		results <- result{ns, err}
+	}()
+	r := <-results
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	t.Cleanup(func() {
+		flush(r.ns)
+		r.ns.Close()
+	})
+	return r.ns
+}
+
+// flush deletes the services of a namespace. Before Linux 7, lists in other namespaces
+// can miss services while the kernel deletes those of a namespace that is gone.
+func flush(ns netns.NsHandle) {
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
+		return // there are none, and NewAt would load IPVS
+	}
+	if i, err := NewAt(ns); err == nil {
+		i.Flush()
+		i.Close()
+	}
+}
+
+// within calls f on a thread in the namespace.
+func within(t *testing.T, ns netns.NsHandle, f func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := netns.Set(ns)
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
 }
 
 // holdHooks keeps a netfilter hook of each kind registered in the virtual machine.

@@ -53,6 +53,8 @@ type optKernel struct {
 	t       *testing.T
 	table   []TableEntry
 	before  func(option int, r *refOptRequest) error // what happens before a call of getsockopt
+	misses  func(*Service) bool                      // what netlink's list of services misses
+	asked   func(*Service)                           // a service is about to be asked for
 	netlink int                                      // lists of destinations over netlink
 	opts    int                                      // calls of getsockopt
 }
@@ -78,7 +80,13 @@ func (k *optKernel) respond(r []byte) []fakeReply {
 	var answer []byte
 	switch cmdOf(r) {
 	case cmdGetService:
+		if native.Uint16(r[6:])&unix.NLM_F_DUMP == 0 {
+			return k.service(r)
+		}
 		for _, e := range k.table {
+			if k.misses != nil && k.misses(e.Service) {
+				continue
+			}
 			answer = append(answer, dataReply(r, unix.NLM_F_MULTI, cmdNewService, fill(fillService(nil, e.Service, true)))...)
 		}
 	case cmdGetDest:
@@ -99,6 +107,20 @@ func (k *optKernel) respond(r []byte) []fakeReply {
 		}
 	}
 	return one(append(answer, doneReply(r, 0)...))
+}
+
+// service answers with a single service.
+func (k *optKernel) service(r []byte) []fakeReply {
+	s, _ := decode(r)
+	if k.asked != nil {
+		k.asked(s)
+	}
+	for _, e := range k.table {
+		if mustGet(sentServiceKey(e.Service))(k.t) == mustGet(sentServiceKey(s))(k.t) {
+			return one(dataReply(r, 0, cmdNewService, fill(fillService(nil, e.Service, true))))
+		}
+	}
+	return one(errorReply(r, syscall.ESRCH))
 }
 
 // getsockopt answers as the kernel does.

@@ -32,12 +32,10 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 		maxThreshold = 1000
 	}
 	random := rand.New(rand.NewPCG(11, 12))
-	alone := !kernelAtLeast7(t) // nothing keeps netlink's list of services from being complete
 	owned := func(s *Service) bool { return s.FWMark < 1000 && s.Port < 60000 }
 	for round := range times(10, 500) {
 		if round == times(6, 250) {
 			otherWriter(t, ns)
-			alone = false
 		}
 		have, want := randomTable(random, maxThreshold), randomTable(random, maxThreshold)
 		for _, b := range []byte{0, 1} { // some existing entries are wanted unchanged
@@ -51,9 +49,9 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 		want = uniqueServices(t, want)
 		r := &Reconciler{Handle: i, Owned: owned}
 		must(t, second(r.Reconcile(have)))
-		samePlan(t, i, r, want, alone)
+		samePlan(t, i, r, want)
 		must(t, second(r.Reconcile(want)))
-		samePlan(t, i, r, want, alone)
+		samePlan(t, i, r, want)
 		var is []TableEntry
 		if !eventually(func() bool {
 			is = mustGet(i.getTable(owned))(t)
@@ -61,7 +59,8 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 		}) {
 			t.Fatalf("round %d: the table is\n%+v\nwant\n%+v", round, settingsOf(t, is), settingsOf(t, want))
 		}
-		if plan := mustGet(r.Plan(want))(t); alone && plan.Len() != 0 {
+		var plan *Batch
+		if !eventually(func() bool { plan = mustGet(r.Plan(want))(t); return plan.Len() == 0 }) {
 			t.Fatalf("round %d: after Reconcile the plan is\n%s", round, plan)
 		}
 	}
@@ -227,9 +226,9 @@ func uniqueServices(t *testing.T, table []TableEntry) []TableEntry {
 }
 
 // samePlan checks that both readings of the table, and the plans made of them, are the
-// same. It repeats the comparison for a while, if necessary: netlink's list of services
-// misses some while others change the table, and on Linux 7 and later while it grows.
-func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry, alone bool) {
+// same. It repeats the comparison for a while, if necessary: netlink's list can miss
+// services.
+func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry) {
 	t.Helper()
 	var quick, full []TableEntry
 	var plan, fullPlan string
@@ -240,7 +239,7 @@ func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry, alone b
 		fullPlan = mustGet(Diff(full, want))(t).String()
 		return reflect.DeepEqual(withoutCounters(quick), withoutCounters(full)) && plan == fullPlan
 	}
-	if !same() && (alone || !eventually(same)) {
+	if !eventually(same) {
 		for n := range quick {
 			if n < len(full) && !reflect.DeepEqual(quick[n], full[n]) {
 				t.Logf("%+v\n%+v", quick[n].Service, full[n].Service)

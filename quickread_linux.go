@@ -20,7 +20,8 @@ import (
 // without attributes, for less than a tenth of the cost of netlink's list. It does not
 // return everything. It lacks
 //
-//   - IPv6 services, so the list of services is read over netlink;
+//   - IPv6 services, and settings of IPv4 ones, so the list of services is read over
+//     netlink;
 //   - destinations of another family than their service's. That some are missing shows
 //     in the number of destinations of the service, which includes them;
 //   - the settings of tunnels, so such destinations are read over netlink;
@@ -55,11 +56,8 @@ const (
 	// maxOptDests is the largest number of destinations that are read through getsockopt
 	// for one service.
 	maxOptDests = 1 << 16
-	// optLookAhead is how many entries are compared with a service before all of them
-	// are indexed. It allows for services between them that are not wanted.
-	optLookAhead = 16
-	// spareServices is the number of services that may have been added since the list
-	// was read over netlink.
+	// spareServices is the number of services, more than netlink listed, for which there
+	// is room at first.
 	spareServices = 16
 	// If there are fewOwned times as many services as wanted ones, listing all of them
 	// through getsockopt costs more than it saves.
@@ -130,6 +128,18 @@ func (i *Handle) readTable(wanted func(*Service) bool) (table []TableEntry, coun
 		t = r.open(i, there+spareServices)
 		defer t.close()
 	}
+	for _, identity := range t.missedIn(services) {
+		s, err := i.GetService(identity)
+		if err == syscall.ESRCH { // deleted meanwhile
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		if wanted(s) {
+			table = append(table, TableEntry{Service: s})
+		}
+	}
 	counted = true
 	for n := range table {
 		if i.closed.Load() {
@@ -164,8 +174,8 @@ func (i *Handle) optReader() *optReader {
 	return i.opt.Load()
 }
 
-// open begins to read a table with at most the given number of IPv4 services. It returns
-// nil if that is not possible.
+// open begins to read a table that probably has less than the given number of IPv4
+// services. It returns nil if that is not possible.
 func (r *optReader) open(i *Handle, services int) *optTable {
 	s := r.socket.Load()
 	if s == nil {
@@ -249,19 +259,24 @@ func getsockopt(fd, option int, b []byte) error {
 	return nil
 }
 
-// readServices reads the list of at most the given number of IPv4 services, and reports
-// whether it succeeded.
-func (t *optTable) readServices(most int) bool {
+// readServices reads the list of IPv4 services, and reports whether it succeeded. It
+// begins with room for the given number of services, and goes on until there is some
+// left.
+func (t *optTable) readServices(room int) bool {
 	r := t.reader
-	r.serviceBuffer = sized(r.serviceBuffer, optServicesHdrLen+most*optServiceSize)
-	b := r.serviceBuffer
-	clear(b) // the kernel leaves entries alone for which it has no service
-	native.PutUint32(b, uint32(most))
-	if r.getsockopt(t.fd, optGetServices, b) != nil {
-		return false
+	for ; ; room *= 2 {
+		r.serviceBuffer = sized(r.serviceBuffer, optServicesHdrLen+room*optServiceSize)
+		b := r.serviceBuffer
+		clear(b) // the kernel leaves entries alone for which it has no service
+		native.PutUint32(b, uint32(room))
+		if r.getsockopt(t.fd, optGetServices, b) != nil {
+			return false
+		}
+		t.services = optServices{entries: b[optServicesHdrLen:]}
+		if t.services.entry(room - 1).isEmpty() {
+			return true
+		}
 	}
-	t.services = optServices{entries: b[optServicesHdrLen:]}
-	return true
 }
 
 // destinations reads the destinations of s. ok is false if they have to be read
@@ -356,83 +371,6 @@ func (d *Destination) decodeOpt(b *[optDestSize]byte) {
 	d.ActiveConnections = int(native.Uint32(b[24:]))
 	d.InactiveConnections = int(native.Uint32(b[28:]))
 	d.PersistentConnections = int(native.Uint32(b[32:]))
-}
-
-// optServices is the list of services.
-type optServices struct {
-	entries []byte
-	next    int // where the next one is expected: netlink's list has the same order
-	index   index[serviceKey]
-	at      []int // where each key of the index is; nil until the order differs
-}
-
-// optService is a struct ip_vs_service_entry.
-type optService []byte
-
-func (x *optServices) entry(n int) optService {
-	return x.entries[n*optServiceSize : (n+1)*optServiceSize : (n+1)*optServiceSize]
-}
-
-func (x *optServices) length() int { return len(x.entries) / optServiceSize }
-
-// find returns the entry of s, or nil if there is none.
-func (x *optServices) find(s *Service) optService {
-	look := optLookAhead
-	if x.at != nil {
-		look = 1
-	}
-	for n := x.next; n < min(x.next+look, x.length()); n++ {
-		if e := x.entry(n); e.is(s) {
-			x.next = n + 1
-			return e
-		}
-	}
-	if x.at == nil {
-		x.makeIndex()
-	}
-	n, found := x.index.find(keyOfService(s))
-	if !found {
-		return nil
-	}
-	x.next = x.at[n] + 1
-	return x.entry(x.at[n])
-}
-
-func (x *optServices) makeIndex() {
-	x.index.reset(x.length())
-	x.at = make([]int, 0, x.length())
-	for n := range x.length() {
-		if e := x.entry(n); !e.isEmpty() && x.index.add(e.key()) {
-			x.at = append(x.at, n)
-		}
-	}
-}
-
-func (e optService) protocol() uint16     { return native.Uint16(e) }
-func (e optService) address() []byte      { return e[4:8] }
-func (e optService) port() uint16         { return binary.BigEndian.Uint16(e[8:]) }
-func (e optService) fwmark() uint32       { return native.Uint32(e[12:]) }
-func (e optService) destinations() uint32 { return native.Uint32(e[44:]) }
-
-// isEmpty reports whether the kernel did not fill the entry.
-func (e optService) isEmpty() bool { return e.protocol() == 0 && e.fwmark() == 0 }
-
-// is reports whether e is the entry of s, an IPv4 service.
-func (e optService) is(s *Service) bool {
-	if s.FWMark != 0 || e.fwmark() != 0 {
-		return e.fwmark() == s.FWMark
-	}
-	return e.protocol() == s.Protocol && e.port() == s.Port &&
-		len(s.Address) == net.IPv4len && native.Uint32(e.address()) == native.Uint32(s.Address)
-}
-
-func (e optService) key() serviceKey {
-	k := serviceKey{fwmark: e.fwmark(), family: unix.AF_INET}
-	if k.fwmark == 0 {
-		k.protocol, k.port = e.protocol(), uint32(e.port())
-		putAddress(&k.address, e.address())
-	}
-	return k
 }
 
 // isSlow reports whether the destinations of s had to be read over netlink the last

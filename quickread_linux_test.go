@@ -85,39 +85,6 @@ func tableText(table []TableEntry) (text string) {
 	return text
 }
 
-// The list of services from getsockopt need not have the order of netlink's.
-func TestQuickReadOrder(t *testing.T) {
-	i, k := newOptFake(t, wantedTable(100, 1))
-	orders := map[string]func(){
-		"reversed":     func() { slices.Reverse(k.table) },
-		"one is gone":  func() { k.table = k.table[1:] },
-		"one is there": func() { k.table = append(wantedTable(101, 1)[100:], k.table...) },
-	}
-	for name, change := range orders {
-		k.table = wantedTable(100, 1)
-		netlink := 0
-		if name == "one is gone" {
-			netlink = 1
-		}
-		k.before = func(option int, _ *refOptRequest) error {
-			if option == optGetServices {
-				change()
-			}
-			return nil
-		}
-		k.netlink = 0
-		got := readAll(i.readTable(everyService))(t)
-		for n, e := range got {
-			if want := 1; len(e.Destinations) != want && (netlink == 0 || n > 0) {
-				t.Errorf("%s: service %d has %d destinations", name, n, len(e.Destinations))
-			}
-		}
-		if k.netlink != netlink || len(got) != 100 {
-			t.Errorf("%s: %d lists over netlink, want %d; %d services", name, k.netlink, netlink, len(got))
-		}
-	}
-}
-
 // Changes by others between the calls: the result is that of netlink at that moment, or
 // the kernel's table a moment before; never a mixture.
 func TestQuickReadChanges(t *testing.T) {
