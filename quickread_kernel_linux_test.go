@@ -33,9 +33,27 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(11, 12))
 	owned := func(s *Service) bool { return s.FWMark < 1000 && s.Port < 60000 }
+	r := &Reconciler{Handle: i, Owned: owned}
+	// reconcile repeats the call if it can miss an IPv6 service.
+	mayMiss := kernelAtLeast7(t)
+	reconcile := func(want []TableEntry) {
+		t.Helper()
+		var err error
+		reconciled := func() bool {
+			if _, err = r.Reconcile(want); err != nil {
+				return false
+			}
+			is := mustGet(i.getTable(owned))(t)
+			return reflect.DeepEqual(settingsOf(t, is), settingsOf(t, want))
+		}
+		if !reconciled() && (!mayMiss || !eventually(reconciled)) {
+			t.Fatalf("%v: the table is\n%s\nwant\n%s", err, tableText(mustGet(i.getTable(owned))(t)), tableText(want))
+		}
+	}
 	for round := range times(10, 500) {
 		if round == times(6, 250) {
 			otherWriter(t, ns)
+			mayMiss = true
 		}
 		have, want := randomTable(random, maxThreshold), randomTable(random, maxThreshold)
 		for _, b := range []byte{0, 1} { // some existing entries are wanted unchanged
@@ -47,18 +65,10 @@ func TestKernelQuickReadSamePlan(t *testing.T) {
 		}
 		want = slices.DeleteFunc(want, func(e TableEntry) bool { return e.Service == nil })
 		want = uniqueServices(t, want)
-		r := &Reconciler{Handle: i, Owned: owned}
-		must(t, second(r.Reconcile(have)))
+		reconcile(have)
 		samePlan(t, i, r, want)
-		must(t, second(r.Reconcile(want)))
+		reconcile(want)
 		samePlan(t, i, r, want)
-		var is []TableEntry
-		if !eventually(func() bool {
-			is = mustGet(i.getTable(owned))(t)
-			return reflect.DeepEqual(settingsOf(t, is), settingsOf(t, want))
-		}) {
-			t.Fatalf("round %d: the table is\n%+v\nwant\n%+v", round, settingsOf(t, is), settingsOf(t, want))
-		}
 		var plan *Batch
 		if !eventually(func() bool { plan = mustGet(r.Plan(want))(t); return plan.Len() == 0 }) {
 			t.Fatalf("round %d: after Reconcile the plan is\n%s", round, plan)
