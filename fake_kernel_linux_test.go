@@ -34,10 +34,10 @@ var kernelDifferences = []struct {
 	}},
 	// It rebuilds its table of services some milliseconds after it grew or shrank, and
 	// lists it incompletely meanwhile.
-	{"7.2 has random hashes of services", func(t *testing.T) bool { return !kernelBefore(t, 7, 0) }, func(p *fakePair) {
+	{"7.2 has random hashes of services", kernelAtLeast7, func(p *fakePair) {
 		p.randomOrder = true
 	}},
-	{"7.2 has a small table of connections as long as there are few", func(t *testing.T) bool { return !kernelBefore(t, 7, 0) }, func(p *fakePair) {
+	{"7.2 has a small table of connections as long as there are few", kernelAtLeast7, func(p *fakePair) {
 		p.fake.table.connectionTableSize = 256
 	}},
 }

@@ -387,6 +387,8 @@ func kernelBefore(t *testing.T, major, minor int) bool {
 	return gotMajor < major || gotMajor == major && gotMinor < minor
 }
 
+func kernelAtLeast7(t *testing.T) bool { return !kernelBefore(t, 7, 0) }
+
 // ipv4Mask returns a netmask of four bytes in memory order.
 func ipv4Mask(ones int) uint32 { return native.Uint32(net.CIDRMask(ones, 32)) }
 

@@ -222,8 +222,6 @@ func settingsOf(t *testing.T, table []TableEntry) any {
 	return all
 }
 
-func kernelAtLeast7(t *testing.T) bool { return !kernelBefore(t, 7, 0) }
-
 // uniqueServices removes services that are listed twice.
 func uniqueServices(t *testing.T, table []TableEntry) []TableEntry {
 	seen := map[serviceKey]bool{}
@@ -271,6 +269,24 @@ func samePlan(t *testing.T, i *Handle, r *Reconciler, want []TableEntry) {
 // ends.
 func otherWriter(t *testing.T, ns netns.NsHandle) {
 	i := openIn(t, ns)
+	repeat(t, func(n int) error {
+		s := ipv4Service(n % 20)
+		s.Port = uint16(60000 + n%3)
+		if n%4 == 0 {
+			s = &Service{FWMark: uint32(1000 + n%20), AddressFamily: unix.AF_INET, SchedName: RoundRobin}
+		}
+		err := i.NewService(s)
+		if err == syscall.EEXIST {
+			return i.DelService(s)
+		} else if err != nil {
+			return err
+		}
+		return i.NewDestination(s, ipv4Destination(n%5))
+	})
+}
+
+// repeat calls the other writer with 0, 1, 2 and so on until the test ends.
+func repeat(t *testing.T, write func(n int) error) {
 	done := make(chan bool)
 	var wg sync.WaitGroup
 	wg.Add(1)
@@ -282,18 +298,7 @@ func otherWriter(t *testing.T, ns netns.NsHandle) {
 				return
 			default:
 			}
-			s := ipv4Service(n % 20)
-			s.Port = uint16(60000 + n%3)
-			if n%4 == 0 {
-				s = &Service{FWMark: uint32(1000 + n%20), AddressFamily: unix.AF_INET, SchedName: RoundRobin}
-			}
-			err := i.NewService(s)
-			if err == syscall.EEXIST {
-				err = i.DelService(s)
-			} else if err == nil {
-				err = i.NewDestination(s, ipv4Destination(n%5))
-			}
-			if err != nil {
+			if err := write(n); err != nil {
 				t.Errorf("the other writer: %v", err)
 				return
 			}
