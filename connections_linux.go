@@ -64,8 +64,7 @@ const connectionBuffer = 64 << 10
 // twice, since the kernel resumes at a position; and kernels from 7 on can leave out
 // most entries while they enlarge their table. Kernels before 7 count up to that position
 // from the start for every 4 KiB read, so the time grows with the square of the table's
-// length: on an emulated machine where 10,000 entries take 3 s, 200,000 take many
-// minutes on 6.12 and 28 s on 7.2.
+// length.
 func (i *Handle) Connections() iter.Seq2[*Connection, error] {
 	return func(yield func(*Connection, error) bool) {
 		if i == nil || i.socket == nil || i.closed.Load() {

@@ -118,8 +118,8 @@ func (r *Reconciler) Plan(want []TableEntry) (*Batch, error) {
 // Reconcile reads the table and makes the changes that bring the owned part of it to
 // want. If nothing differs, it makes none. If others change the table at the same time,
 // it reads again, a bounded number of times. The kernel's lists can miss an entry, see
-// GetServices: Reconcile finds missed IPv4 services if the program has 64 bits and at
-// least one in fifty services is owned; what else is missed, the next call finds.
+// GetServices: Reconcile finds missed IPv4 services if the program has 64 bits and more
+// than one in fifty services is owned; what else is missed, the next call finds.
 //
 // A change that fails does not stop the others. The error is then a *BatchError of the
 // changes that failed or were not sent; Index is the position in the last plan. A change
